@@ -2,17 +2,17 @@
 
 The packages, from the inside out:
 
-- ``stores``: where state lives: in one process, on one machine, on Redis. ``database``: SQL databases.
+- ``stores``: where state is kept: in one process, on one machine or on Redis. ``database``: SQL databases.
 - ``limits``, ``breaker``, ``retry``, ``cache``: the policies.
 - ``upstream``: combines the policies for one dependency. ``pipeline``: channels, throttles, writers, runs.
 - ``fleet``: the status of all workers. ``compat``: older interfaces.
 - ``integrations``: ASGI, FastAPI, Prometheus, OpenTelemetry. ``testing``: tools for tests.
 - ``service``, ``demo``, ``cli``: the service, its demonstration, the command line. ``settings``: TOML files.
 
-The modules beside them (``clock``, ``errors``, ``flow``, ``metrics``, ...) depend on none of the packages.
+The top-level modules (``clock``, ``errors``, ``flow``, ``metrics``, ...) depend on none of these packages.
 ARCHITECTURE.md explains the design.
 
-Each name is imported when it is first used, so that a program that uses a limiter does not load upstreams.
+Each name is imported on first use, so a program that uses only a limiter does not load ``upstream``.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Reads what an upstream answered from the responses and exceptions of client libraries.
+"""Extracts an upstream's answer from the responses and exceptions of client libraries.
 
 Knows httpx, httpx2, requests, aiohttp, urllib, urllib3, botocore, grpc, and SDKs whose objects have the same
-attributes. It recognizes them by their attributes and by the names of their classes and imports none of them.
-What an answer means for breaker, limit and retry is decided by ``outcome``. No clock, no I/O.
+attributes. It recognizes them by their attributes and class names, and imports none of them. ``outcome``
+decides what an answer means for the breaker, the limit and retries. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _name_of = itemgetter(0)
 _STATUS_NAMES = ("status_code", "status", "http_status", "code")
 """The attributes under which clients have a status, in the order in which they are tried.
 
-``code`` is last, because aiohttp's is deprecated and other libraries have numbers of their own there.
+``code`` is last, because aiohttp's is deprecated and other libraries store their own numbers there.
 """
 
 
 class HeaderFields(Protocol):
-    """Headers as clients have them: a mapping, or a multi-dict whose ``items`` repeat a name."""
+    """Headers as client libraries have them: a mapping, or a multi-dict whose ``items`` repeat names."""
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -59,9 +59,9 @@ class Answer(NamedTuple):
 
 
 def response_of(result: Any) -> Answer | None:
-    """Return the answer that a result is; ``None`` for a result that is not a response.
+    """Return the answer if the result is a response, else ``None``.
 
-    A response has a status and headers, or is a dict of boto3 with ``ResponseMetadata``.
+    A response has a status and headers, or is a boto3 dict with ``ResponseMetadata``.
     """
     if type(result) is dict:
         return _aws_answer(result) if "ResponseMetadata" in result else None  # the dicts of boto3
@@ -70,15 +70,16 @@ def response_of(result: Any) -> Answer | None:
         if headers is None or not hasattr(headers, "items"):
             return None
         status = _status_of(result, headers)
-    except Exception:  # properties of another library may raise
+    except Exception:  # a property of another library may raise
         return None
     return None if status is None else Answer(status, headers)
 
 
 def answer_of(error: BaseException) -> Answer | None:
-    """Return the answer that an exception carries, in its ``response`` or itself.
+    """Return the answer that an exception carries, in its ``response`` or in its own attributes.
 
-    A status below 400 is not why the exception was raised (aiohttp's ``ContentTypeError`` has 200).
+    A status below 400 is ignored, because it did not cause the exception (aiohttp's ``ContentTypeError`` has
+    200).
     """
     try:
         response: Any = getattr(error, "response", None)
@@ -90,10 +91,10 @@ def answer_of(error: BaseException) -> Answer | None:
 
 
 def has_limit_fields(headers: HeaderFields) -> bool:
-    """Whether a header may be about limits. Most responses have none, so this reads the names only, once."""
+    """Whether a header may concern limits. Most responses have none, so this reads only names, once."""
     raw = getattr(headers, "raw", None)
     try:
-        if type(raw) is list:  # of httpx: its names as str cost more than the rest of this function
+        if type(raw) is list:  # httpx: converting its names to str costs more than the rest of this function
             found = b",".join(map(_name_of, raw)).lower()
             return b"retry-after" in found or b"ratelimit" in found or b"rate-limit" in found
         names = ",".join(headers).lower()
@@ -103,7 +104,7 @@ def has_limit_fields(headers: HeaderFields) -> bool:
 
 
 def joined_fields(headers: HeaderFields) -> dict[str, str]:
-    """Return the headers by name in lower case; the values of a name that occurs twice joined by commas."""
+    """Return the headers by lower-case name; the values of a repeated name are joined by commas."""
     fields: dict[str, str] = {}
     try:
         pairs: list[tuple[object, object]] = list(headers.items())
@@ -117,7 +118,7 @@ def joined_fields(headers: HeaderFields) -> dict[str, str]:
 
 
 def grpc_status_of(error: BaseException) -> str | None:
-    """Return the name of the status of an error of grpc, such as ``"UNAVAILABLE"``; ``None`` for others."""
+    """Return the status name of a gRPC error, such as ``"UNAVAILABLE"``; ``None`` for other errors."""
     if not any(kind.__name__ == "RpcError" for kind in type(error).__mro__):
         return None
     try:
@@ -128,7 +129,7 @@ def grpc_status_of(error: BaseException) -> str | None:
 
 
 def grpc_pushback_of(error: BaseException) -> str | None:
-    """Return the ``grpc-retry-pushback-ms`` that a server of grpc sent with an error."""
+    """Return the ``grpc-retry-pushback-ms`` that a gRPC server sent with an error."""
     try:
         pairs = error.trailing_metadata() or ()  # type: ignore[attr-defined]  # as above
         return next((value for name, value in pairs if name == "grpc-retry-pushback-ms"), None)
@@ -144,7 +145,7 @@ def is_local_error(error: BaseException) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those it was raised from, at most ``CAUSES_MAX``."""
+    """Yield an exception and the exceptions it was raised from, at most ``CAUSES_MAX``."""
     cause: BaseException | None = error
     for _ in range(CAUSES_MAX):
         if cause is None:
@@ -163,7 +164,7 @@ def _attributes(thing: Any) -> Answer | None:
 
 
 def _status_of(thing: Any, headers: Any) -> int | None:
-    """Return the first attribute that is an HTTP status; a ``code`` without headers must be an enum's."""
+    """Return the first attribute that is an HTTP status; a ``code`` without headers must be an enum."""
     status = getattr(thing, "status_code", None)
     if type(status) is int and 100 <= status <= 599:
         return status
@@ -175,9 +176,9 @@ def _status_of(thing: Any, headers: Any) -> int | None:
 
 
 def _aws_answer(response: dict[str, Any]) -> Answer:
-    """Return the answer in a parsed response of botocore, which also is the ``response`` of its errors.
+    """Return the answer in a parsed response of botocore, which is also the ``response`` of its errors.
 
-    An error in a stream of events has a code and no status, which is then 0.
+    An error in an event stream has a code but no status; the status is then 0.
     """
     metadata, error = response.get("ResponseMetadata"), response.get("Error")
     status = metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None

@@ -1,8 +1,8 @@
 """Clocks, and the conversion between seconds and microseconds.
 
-Code that decides takes ``now_us`` as an argument. Only stores and the drivers of flows hold a clock, so that
-a test can replace it. The processes of one machine share its monotonic clock. Workers on Redis share the
-server's clock (``TIME`` inside the script), and use this one only for their waits.
+Code that makes decisions takes ``now_us`` as an argument. Only stores and the drivers of flows hold a clock,
+so that a test can replace it. The processes of one machine share its monotonic clock. Workers on Redis share
+the server's clock (``TIME`` inside the script), and use their machine's clock only for waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECOND_US = 1_000_000
 
 
 class Clock(Protocol):
-    """A source of time. :class:`comporta.testing.ManualClock` is the one that tests move by hand."""
+    """A source of time. :class:`comporta.testing.ManualClock` is a clock that tests advance by hand."""
 
     def now_ns(self) -> int:
         """Return the nanoseconds since a fixed moment, which never decrease.
@@ -32,7 +32,7 @@ class Clock(Protocol):
         """
 
     def unix_offset_us(self) -> int:
-        """Return what to add to this clock's time for Unix time, in microseconds; it may change."""
+        """Return the microseconds to add to this clock's time to get Unix time; the value may change."""
 
     def sleep(self, seconds: float) -> None:
         """Block the thread for ``seconds``."""
@@ -62,7 +62,7 @@ class MonotonicClock:
         self.now_ns = RUNTIME.monotonic_ns
 
     def unix_offset_us(self) -> int:
-        """Return how far Unix time is ahead; a machine whose time is set changes it at once."""
+        """Return how far Unix time is ahead; setting the machine's time changes it at once."""
         return (RUNTIME.unix_ns() - self.now_ns()) // 1000
 
     @staticmethod

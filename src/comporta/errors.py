@@ -43,7 +43,7 @@ A limiter's refusal is a return value, not an exception: ``acquire`` returns ``F
 a ``Decision``. Code that makes a call on behalf of a caller (``Upstream``, decorators, context managers) has
 no such return value, and raises a ``RefusedError`` instead.
 
-This module knows nothing of the rest of comporta.
+This module does not depend on the rest of comporta.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class RefusedError(ComportaError):
     """A policy refused the call, so it was not made.
 
     ``name`` is the limit, breaker or cache that refused. A retry may succeed after ``retry_after`` seconds.
-    ``forced`` is true if an operator refuses all calls: then no end is known, and ``retry_after`` is only a
-    sensible interval at which to ask again, which HTTP responses leave out.
+    ``forced`` is true if an operator refuses all calls. No end is then known: ``retry_after`` is only a
+    suggested interval for asking again, and HTTP responses omit it.
     """
 
     forced: bool = False
@@ -136,7 +136,7 @@ class StateTimeoutError(StateError):
 
 
 class StateFullError(StateError):
-    """The table has no room for a new key. Live keys keep their state."""
+    """The store has no room for a new key. Existing keys keep their state."""
 
 
 class StateTypeError(StateError):
@@ -240,7 +240,7 @@ class WriterClosedError(ComportaError):
 
 
 class DeadLettersError(ComportaError):
-    """The dead-letter file cannot be used; ``line`` is the line number, if one line is at fault."""
+    """The dead-letter file cannot be used; ``line`` is the line number if a single line is invalid."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message, line)

@@ -1,8 +1,8 @@
-"""Events of this process: a log line, a metric and a call of every listener for each.
+"""Events of this process: each is logged, counted in a metric and passed to every listener.
 
 An event reports something that an operator wants to know, such as a store outage or an opened breaker.
-Single decisions are not events; ``metrics.py`` counts those. Events are counted too, by kind and source, and
-the process keeps the latest for status pages and the command line.
+Individual decisions are not events; ``metrics.py`` counts those. Events are also counted, by kind and source,
+and the process keeps the latest ones for status pages and the command line.
 
 This module does not know who publishes events or who listens.
 """
@@ -57,8 +57,8 @@ def publish(
 ) -> None:
     """Log an event, count it, keep it and pass it to every listener.
 
-    ``severity`` is ``"info"``, ``"warning"`` or ``"error"``. ``label`` stands for the source in metrics, if
-    there is no bound on the number of sources or strangers must not see them.
+    ``severity`` is ``"info"``, ``"warning"`` or ``"error"``. ``label`` replaces the source in metrics, for
+    sources that are unbounded in number or confidential.
     """
     event = Event(RUNTIME.unix_time(), kind, source, _single_line(text), severity)
     log = _LOG.get()
@@ -73,7 +73,7 @@ def publish(
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Call ``listener`` with every event from now on, and return a function that ends this.
+    """Call ``listener`` with every event from now on; return a function that removes it.
 
     The listener runs on the thread that publishes the event.
     """
@@ -97,7 +97,7 @@ def latest_events(count: int = EVENTS_MAX) -> list[Event]:
 
 
 def _single_line(text: str) -> str:
-    """Return ``text`` on one line. Parts of it come from servers and from the names of their keys."""
+    """Return ``text`` on one line: parts of it come from servers and from the names of their keys."""
     text = text[:TEXT_CHARS_MAX]
     return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
 

@@ -2,9 +2,9 @@
 
 A flow yields effects, such as "apply this operation" or "sleep", and receives their results. :func:`run`
 performs the effects of a flow on the calling thread, :func:`run_async` on an event loop. A flow does not know
-which of the two drives it. Generator functions that are flows have names that end in ``_flow``.
+which of the two drives it. The names of generator functions that are flows end in ``_flow``.
 
-The event loop is asyncio's. Under trio, whatever has to wait raises a :class:`MissingLoopError`.
+The event loop is asyncio's. Under trio, a flow that has to wait raises :class:`MissingLoopError`.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ async def run_async(flow: Flow[T]) -> T:
 
 
 class MissingLoopError(RuntimeError):
-    """Something has to wait, and asyncio does not run: the program uses trio, or no event loop."""
+    """A flow has to wait, but asyncio is not running: the program uses trio, or no event loop."""
 
 
 def missing_loop_error() -> MissingLoopError:
-    """Return the error where asyncio does not run; it says what to do instead."""
+    """Return the error to raise if asyncio is not running; it says what to do instead."""
     return MissingLoopError(
         "comporta needs asyncio, and this is trio: call the blocking methods on a thread, for example "
         "trio.to_thread.run_sync(limiter.sync.acquire, key)"

@@ -1,9 +1,10 @@
 """Hooks that keep locks, connections and threads safe across ``os.fork``.
 
 If another thread of the parent holds a lock at the moment of the fork, that lock stays locked in the child,
-where no thread will release it. If both processes use one connection, their requests mix. Objects with locks
-or connections register here, and their ``after_fork`` runs in the child. Objects that own a thread register
-with :func:`register_thread_owner`: the thread pauses during the fork, so that it holds no lock then.
+where no thread will release it. If both processes use one connection, their requests are interleaved. Objects
+with locks or connections register here, and their ``after_fork`` runs in the child. Objects that own a thread
+register with :func:`register_thread_owner`: the thread pauses during the fork, so that it holds no lock at
+that moment.
 
 This module does not know what the registered objects are.
 """
@@ -49,12 +50,12 @@ def register_thread_owner(owner: ThreadOwner) -> None:
 
 
 def reinit_lock(lock: Any) -> None:
-    """Make a lock free again, in place. The standard library treats its own locks the same way."""
+    """Unlock a lock in place. The standard library treats its own locks the same way."""
     lock._at_fork_reinit()  # the lock has no public method for this
 
 
 def reinit_lock_after_fork(lock: Any) -> None:
-    """Make a lock free again in every forked child, as long as the lock lives."""
+    """Unlock a lock in every forked child, as long as the lock lives."""
     _module_locks.add(lock)
 
 

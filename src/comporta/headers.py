@@ -1,9 +1,9 @@
-"""The HTTP headers about rate limits: written for clients of the service, parsed from upstreams' responses.
+"""HTTP headers about rate limits: written for the service's clients, parsed from upstreams' responses.
 
 ``RateLimit-Policy`` describes the limits, ``RateLimit`` what a client has left (draft-11 of the IETF's
-RateLimit header fields), and ``Retry-After`` when to try again. Many services send pairs of their own, such
-as ``X-RateLimit-Remaining`` and ``X-RateLimit-Reset``. No clock, no I/O, no web framework. Parsing never
-raises: a value that makes no sense is ``None``.
+RateLimit header fields), and ``Retry-After`` when to try again. Many services send header pairs of their own,
+such as ``X-RateLimit-Remaining`` and ``X-RateLimit-Reset``. No clock, no I/O, no web framework. Parsing never
+raises: an invalid value yields ``None``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RateLimitPolicy(NamedTuple):
 
 
 class RateLimitStatus(NamedTuple):
-    """What a client has left of one limit: ``remaining`` now, and the whole quota in ``reset`` seconds."""
+    """What a client has left of one limit: ``remaining`` now, the whole quota again in ``reset`` seconds."""
 
     name: str
     remaining: int
@@ -103,14 +103,14 @@ def retry_after_header(seconds: float) -> int:
 def parse_retry_after(value: str | None, now: float) -> float | None:
     """Parse a ``Retry-After``: seconds, or an HTTP date in any of its three forms.
 
-    ``now`` is in Unix seconds. A time in the past is 0. Of several values, separated by commas, the longest
-    counts. Returns ``None`` for anything else.
+    ``now`` is in Unix seconds. A time in the past yields 0. If there are several values, separated by commas,
+    the longest is returned. Anything else yields ``None``.
     """
     return _longest(_parse_wait(text, now) for text in _list_values(value))
 
 
 def parse_milliseconds(value: str | None) -> float | None:
-    """Parse a number of milliseconds into seconds; ``None`` if it is not one, or negative."""
+    """Convert milliseconds as text to seconds; ``None`` if the text is not a number, or is negative."""
     numbers = [_parse_number(text) for text in _list_values(value)]
     return _longest(number / 1000 for number in numbers if number is not None and number >= 0)
 
@@ -118,8 +118,9 @@ def parse_milliseconds(value: str | None) -> float | None:
 def parse_exhausted_ratelimit(value: str | None) -> float | None:
     """Parse a ``RateLimit``: if a limit is used up, return the seconds until it recovers.
 
-    Of several used up limits the last to recover counts. ``None``: no limit is used up, or the header does
-    not say until when. The older form without names (``limit=10, remaining=0, reset=7``) is parsed as well.
+    If several limits are used up, the last to recover counts. Returns ``None`` if no limit is used up, or if
+    the header does not say until when. The older form without names (``limit=10, remaining=0, reset=7``) is
+    parsed as well.
     """
     members = [dict(_parameters(member)) for member in _MEMBERS.findall(_clean(value))]
     together = {name: text for member in members for name, text in member.items()}
@@ -129,12 +130,12 @@ def parse_exhausted_ratelimit(value: str | None) -> float | None:
 
 
 def requested_pause(headers: HeaderFields, now: float, *, retry_after: bool = True) -> float | None:
-    """Return for how many seconds the headers of a response ask for no calls; ``None``: they do not.
+    """Return for how many seconds response headers ask the client to pause; ``None`` if they do not.
 
     ``Retry-After-Ms`` comes first, then ``Retry-After``, then the limits that are used up, of which the last
-    to recover counts: ``RateLimit``, and the pairs of ``...-Remaining...`` and ``...-Reset...`` whose names
-    are otherwise the same and contain ``RateLimit`` or ``Rate-Limit``, as OpenAI, Anthropic, GitHub and many
-    others send them. With ``retry_after=False`` only the limits count.
+    to recover counts. Limits are read from ``RateLimit``, and from pairs of ``...-Remaining...`` and
+    ``...-Reset...`` whose names are otherwise the same and contain ``RateLimit`` or ``Rate-Limit``, as
+    OpenAI, Anthropic, GitHub and many others send them. With ``retry_after=False`` only the limits count.
 
     ``now`` is in Unix seconds. A time in a header is compared to the response's ``Date`` if it has one,
     because this machine's clock may be wrong.
@@ -152,13 +153,13 @@ def requested_pause(headers: HeaderFields, now: float, *, retry_after: bool = Tr
 
 
 def _exhausted_pairs(fields: Mapping[str, str], now: float) -> Iterator[float | None]:
-    """Yield the seconds until each limit recovers whose ``...-remaining...`` says that it is used up."""
+    """Yield the seconds until recovery for each limit whose ``...-remaining...`` says that it is used up."""
     for name, value in fields.items():
         if "remaining" not in name or not ("ratelimit" in name or "rate-limit" in name):
             continue
         remaining = [_parse_number(text) for text in _list_values(value)]
         resets = _list_values(fields.get(name.replace("remaining", "reset")))
-        if len(remaining) != len(resets):  # it is not known which belong together
+        if len(remaining) != len(resets):  # it is unknown which values belong together
             remaining = [min((left for left in remaining if left is not None), default=None)] * len(resets)
         for left, reset in zip(remaining, resets, strict=True):
             if left is not None and left <= 0:
@@ -192,7 +193,7 @@ def _clean(value: object) -> str:
 
 
 def _list_values(value: object) -> list[str]:
-    """Return the values of a header that may occur several times; a date keeps the comma in it."""
+    """Return the values of a header that may occur several times; the comma in a date does not split it."""
     values: list[str] = []
     for part in _clean(value).split(","):
         if values and _WEEKDAY.fullmatch(values[-1]):
@@ -236,7 +237,7 @@ def _parse_reset(text: str, now: float) -> float | None:
 
 
 def _parameters(member: str) -> Iterator[tuple[str, str]]:
-    """Yield the parameters of one member of a list, and the member itself if it is a pair."""
+    """Yield the parameters of one list member, and the member itself if it is a pair."""
     for part in _PARTS.findall(member):
         name, equals, value = part.partition("=")
         if equals:

@@ -123,9 +123,9 @@ _OVERFLOW_LABELS: _Labels = ((OTHER, "true"),)
 class InMemoryMetrics:
     """A sink that keeps metrics in this process, for tests and status pages.
 
-    It keeps at most ``label_sets_max`` label sets, all metrics together. After that, a known metric with a
-    new label set is counted under the single label ``other="true"``, and a new metric is counted under the
-    name ``other``. So the sums stay complete and the memory stays bounded.
+    It keeps at most ``label_sets_max`` label sets across all metrics. After that, a known metric with a new
+    label set is counted under the single label ``other="true"``, and a new metric is counted under the name
+    ``other``. The sums therefore stay complete, and memory stays bounded.
     """
 
     def __init__(self, label_sets_max: int = LABEL_SETS_MAX) -> None:
@@ -167,7 +167,7 @@ class InMemoryMetrics:
         return {_series_text(*series): values[series] for series in sorted(values)}
 
     def clear(self) -> None:
-        """Set every metric back to zero. Label sets that were seen stay known."""
+        """Reset every metric to zero. Known label sets stay known."""
         with self._lock:
             self._counters.clear()
             self._histograms.clear()

@@ -1,4 +1,4 @@
-"""What the result of a call says about the upstream: the rule that breakers and upstreams share.
+"""What the result of a call says about the upstream: the rules that breakers and upstreams share.
 
 It answers three separate questions: whether the upstream works (for the breaker), whether it wants fewer
 calls (for the limit), and whether another attempt may succeed (for the retry). ``client_answers`` reads the
@@ -42,10 +42,10 @@ PROGRAM_ERRORS: Final = (
     *(AssertionError, AttributeError, ImportError, IndexError, KeyError, NameError),
     *(NotImplementedError, TypeError),
 )
-"""Mistakes of the calling program, which say nothing about the upstream. So is a ``ValueError`` itself.
+"""Errors of the calling program, which say nothing about the upstream. A ``ValueError`` itself is one, too.
 
-Subclasses of ``ValueError`` are not: they include the errors of decoding JSON and text, which are failures of
-the upstream.
+Subclasses of ``ValueError`` are not: they include decoding errors of JSON and text, which are failures of the
+upstream.
 """
 
 _FINAL_ERRORS = (ArithmeticError, LookupError, SyntaxError, ValueError)
@@ -105,7 +105,7 @@ GRPC_OUTCOMES: Final = {
     "UNIMPLEMENTED": Outcome(OK),  # the caller uses a method that this server does not have
     "UNKNOWN": Outcome(FAILURE, repeat=True),  # what an exception in the server's code becomes
 }
-"""The outcome of every status of grpc."""
+"""The outcome of every gRPC status."""
 
 
 def classify(result: Any, error: Exception | None, now: float | None = None) -> Outcome:
@@ -114,12 +114,12 @@ def classify(result: Any, error: Exception | None, now: float | None = None) -> 
     This is what breakers and upstreams use by default. Your own ``classify`` function can call it and change
     what it returns: ``classify(result, error)._replace(repeat=False)``.
 
-    A response, or an exception with one, is classified by its status and headers, whichever client it comes
-    from: 4xx except 408 and 429 are answers and therefore ``"ok"``, 429 is ``"refused"``, 408 and 5xx are
-    failures. Other exceptions are failures, except those that say nothing about the upstream: comporta's own,
-    those of a client that has no free connection or cannot send the request, and mistakes of the program
+    A response, or an exception that carries one, is classified by its status and headers, whichever client it
+    comes from: 4xx except 408 and 429 are answers and therefore ``"ok"``, 429 is ``"refused"``, 408 and 5xx
+    are failures. Other exceptions are failures, except those that say nothing about the upstream: comporta's
+    own, errors of a client that has no free connection or cannot send the request, and programming errors
     (``PROGRAM_ERRORS``). ``now`` is in Unix seconds, by default the current time; dates in headers are
-    compared to it.
+    compared with it.
     """
     if error is None:
         response = None if type(result) in PLAIN_TYPES else response_of(result)
@@ -153,8 +153,8 @@ def _classify_cause(error: BaseException, now: float | None) -> Outcome | None:
 def classify_answer(answer: Answer, now: float | None = None) -> Outcome:
     """Classify an answer: 429 asks for fewer calls and is not a failure, 408 and 5xx are failures.
 
-    A header that says that nothing is left asks for a pause on any status. ``Retry-After`` does so on 408,
-    429 and 5xx only; on other statuses it concerns one resource.
+    A header that says that nothing is left asks for a pause with any status. ``Retry-After`` does so only
+    with 408, 429 and 5xx; with other statuses it concerns one resource.
     """
     status, headers, code = answer.status, answer.headers, answer.code
     if 100 <= status < 400 and not code:
@@ -183,7 +183,7 @@ def _pause(headers: HeaderFields | None, now: float | None, *, retry_after: bool
 
 
 def _pushback(error: BaseException) -> float | None:
-    """Return the pause that a server of grpc asked for."""
+    """Return the pause that a gRPC server asked for."""
     value = grpc_pushback_of(error)
     if value is None:
         return None
@@ -193,12 +193,12 @@ def _pushback(error: BaseException) -> float | None:
 
 
 class CountingRules(NamedTuple):
-    """A user's exceptions to a classifier.
+    """A user's rules that override a classifier.
 
-    ``ignore`` and ``failures`` are true for errors that count for nothing, or as a failure. ``counts_error``
-    and ``counts_result`` decide about all other errors and about results: true for those that count as
-    failures, false for those that count as successes. None of them is asked about an error of comporta
-    itself, and the last two not about a refusal by the upstream.
+    ``ignore`` and ``failures`` return true for errors that are not counted, or that count as failures.
+    ``counts_error`` and ``counts_result`` decide about all other errors and about results: true means a
+    failure, false a success. None of them is called for an error of comporta itself, and the last two are not
+    called for a refusal by the upstream.
     """
 
     ignore: Callable[[Exception], bool] | None = None
@@ -266,7 +266,7 @@ class BadResultError(Exception):
 
 
 def checked_classifier(classify: Classifier) -> Classifier:
-    """Return a user's ``classify`` function with a check of what it returns."""
+    """Return a user's ``classify`` function with a check of its return value."""
     if not callable(classify):
         raise TypeError(f"classify must be a function of a result and an error, got {classify!r:.100}")
 
@@ -293,7 +293,7 @@ def error_summary(error: BaseException) -> str:
 
 
 def retry_after_of(error: BaseException) -> float:
-    """Return the ``retry_after`` of an error in seconds; 0 if it has none, or not a finite number."""
+    """Return the ``retry_after`` of an error in seconds; 0 if it is missing or not a finite number."""
     try:
         seconds = getattr(error, "retry_after", 0.0)
     except Exception:  # the error belongs to another library: its properties may raise

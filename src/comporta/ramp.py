@@ -1,6 +1,6 @@
 """A share that falls and rises in steps or along a curve, for degradation and for the ramp of a breaker.
 
-A share is an integer, in millionths, so that steps of 10 % are exact and the same in Python and in Lua. The
+A share is an integer, in millionths, so that steps of 10 % are exact and identical in Python and in Lua. The
 functions keep no state and read no clock: the time of the last step is an argument.
 """
 
@@ -34,7 +34,8 @@ def cubic_share(peak: int, by: int, every_us: int, elapsed_us: int) -> int:
     """Return the share on a cubic curve, ``elapsed_us`` after it was lowered from ``peak`` by ``peak * by``.
 
     This is the window of CUBIC (RFC 9438), with a fixed time to return to the peak: the share rises fast at
-    first, slowly around the peak after ``every_us``, and then ever faster. After 11 times that it is full.
+    first, slowly around the peak after ``every_us``, and then faster and faster. After 11 times ``every_us``
+    it is full.
     """
     position = (elapsed_us - every_us) * 1000 // every_us  # thousandths: -1000 at the start, 0 at the peak
     if position >= 10_000:

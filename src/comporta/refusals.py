@@ -1,6 +1,6 @@
 """The ``on_refusal`` option: what a refused call returns instead of raising.
 
-Knows no policy: it gets the error that the call would raise otherwise.
+Independent of policies: it receives the error that the call would otherwise raise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RAISE: Final = _Raise()
 
 
 class RefusalHandler:
-    """Answers refused calls with a value, or with what a function of the refusal returns."""
+    """Answers refused calls with a value, or with the result of a function of the refusal."""
 
     __slots__ = ("_function", "_is_async", "_value")
 
@@ -41,7 +41,7 @@ class RefusalHandler:
             self._is_async = is_coroutine_callable(self._function)
 
     def answer(self, refusal: RefusedError, answer_type: type[Any] = object) -> Any:
-        """Return the answer to a blocking call, or raise the refusal if it has another type."""
+        """Return the answer to a blocking call; raise the refusal if the answer has another type."""
         if self._is_async:
             raise TypeError(
                 "on_refusal must be a plain function, got a coroutine function: "
@@ -51,7 +51,7 @@ class RefusalHandler:
         return _require_type(answer, answer_type, refusal)
 
     async def answer_async(self, refusal: RefusedError, answer_type: type[Any] = object) -> Any:
-        """Return the answer to an async call, or raise the refusal if it has another type."""
+        """Return the answer to an async call; raise the refusal if the answer has another type."""
         answer = self._value if self._function is None else self._function(refusal)
         return _require_type(await answer if self._is_async else answer, answer_type, refusal)
 

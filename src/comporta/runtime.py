@@ -1,14 +1,14 @@
-"""What a process takes from its machine: time, randomness, threads and its identity; and what it has once.
+"""What a process takes from its machine (time, randomness, threads, its identity), and its singletons.
 
 Nothing else in comporta reads a clock or random bytes, or starts a thread, except the commands, the service,
-the demo and the test tools. So :func:`install` can replace all of it: a simulation runs the code of many
-workers in one thread, on virtual time, and everything that happens follows from its seed.
+the demo and the test tools. :func:`install` can therefore replace all of it: a simulation runs the code of
+many workers in one thread, on virtual time, and everything that happens is determined by its seed.
 
 :data:`RUNTIME` is the one object that callers use. Look its functions up when you call them, or when you
-create an object, never when a module is imported: a simulation starts later than that. The clock that stores
+create an object, never when a module is imported, because a simulation starts later. The clock that stores
 and flows use is :data:`comporta.clock.MONOTONIC`, which follows this module.
 
-This module knows nothing about what is done with the time and the threads.
+This module does not know what callers do with the time and the threads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WaitingLock(Protocol):
 
 
 class WaitingQueue(Protocol[T]):
-    """A queue without a limit at which several threads wait; putting and getting are single steps."""
+    """An unbounded queue on which several threads wait; putting and getting are single steps."""
 
     def put(self, item: T, /) -> None:
         """Append an item, and wake a thread that waits for one."""
@@ -67,7 +67,7 @@ class WaitingQueue(Protocol[T]):
         """Return how many items there are."""
 
     def empty(self) -> bool:
-        """Return whether there is none."""
+        """Return whether the queue is empty."""
 
 
 class Runtime(ABC):
@@ -75,11 +75,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_ns(self) -> int:
-        """Return the nanoseconds of a clock that never goes back."""
+        """Return the time of a clock that never goes backwards, in nanoseconds."""
 
     @abstractmethod
     def monotonic(self) -> float:
-        """Return the seconds of the same clock."""
+        """Return the time of the same clock in seconds."""
 
     @abstractmethod
     def unix_ns(self) -> int:
@@ -126,18 +126,18 @@ class Runtime(ABC):
 
     @abstractmethod
     def call_without_signals(self, work: Callable[[], object]) -> bool:
-        """Call ``work`` where no signal handler can interrupt it, and wait for its end, for at most 2 s.
+        """Call ``work`` where no signal handler can interrupt it, and wait for it to end, for at most 2 s.
 
-        False if the system cannot start the thread that this takes.
+        Returns false if the system cannot start the necessary thread.
         """
 
     @abstractmethod
     def process_objects(self) -> dict[PerProcess[Any], Any]:
-        """Return the objects that the process has once. A simulation has such a dictionary per worker."""
+        """Return the singletons of the process. A simulation has such a dictionary for each worker."""
 
 
 class _Machine(Runtime):
-    """The machine as it is. Its functions are the system's own wherever that saves a call of Python code."""
+    """The real machine. Its functions are the system's own wherever that saves a Python call."""
 
     monotonic_ns = staticmethod(time.monotonic_ns)
     monotonic = staticmethod(time.monotonic)
@@ -195,14 +195,14 @@ class _Machine(Runtime):
 
 
 RUNTIME: Runtime = _Machine()
-"""What this process uses now."""
+"""The runtime that this process currently uses."""
 
 
 @contextmanager
 def install(runtime: Runtime) -> Iterator[None]:
     """Use another runtime in the ``with`` block, on the thread that enters it.
 
-    Other threads of the program keep the one that they had. So do objects that were created before.
+    Other threads of the program, and objects that were created before, keep the previous runtime.
     """
     functions = vars(RUNTIME)
     previous = dict(functions)
@@ -242,7 +242,7 @@ class _Scope:
         return call
 
     def choose_reader(self, inside: Callable[[], T], outside: Callable[[], T]) -> Callable[[], T]:
-        """Do the same for functions without arguments, in two thirds of the time: clocks are read often."""
+        """Do the same for functions without arguments in two thirds of the time, for clocks."""
         thread = self._thread
 
         def read() -> T:
@@ -263,7 +263,7 @@ def _notify_followers() -> None:
 
 
 class PerProcess(Generic[T]):
-    """An object that a process has once: ``SCHEDULER = PerProcess(LeaseScheduler)``, ``SCHEDULER.get()``.
+    """A singleton of a process: ``SCHEDULER = PerProcess(LeaseScheduler)``, ``SCHEDULER.get()``.
 
     The module that defines it makes the object when it is imported. A simulated worker gets one of its own on
     first use, or one that the simulation put into ``process_objects`` beforehand.
@@ -276,7 +276,7 @@ class PerProcess(Generic[T]):
         _objects[self] = factory()
 
     def get(self) -> T:
-        """Return the object of the process that runs this."""
+        """Return the object of the current process."""
         objects = RUNTIME.process_objects()
         if self not in objects:
             objects[self] = self._factory()
@@ -285,14 +285,14 @@ class PerProcess(Generic[T]):
 
 
 def at_exit(function: F) -> F:
-    """Call ``function`` when the interpreter exits, and when a simulated worker does; a decorator."""
+    """Decorate ``function`` to run when the interpreter, or a simulated worker, exits."""
     _exit_functions.append(function)
     atexit.register(function)
     return function
 
 
 def run_exit_functions() -> None:
-    """Do what the exit of the interpreter does, the latest first, for a simulated worker."""
+    """Run the exit functions for a simulated worker, in reverse order, as the interpreter does."""
     for function in reversed(_exit_functions):
         function()
 
@@ -300,7 +300,7 @@ def run_exit_functions() -> None:
 def _late_patch_error() -> RuntimeError:
     """Return the error for a program that patched the thread module after this module was imported.
 
-    Whatever waits then blocks all greenlets, also the one that it waits for, and threads never start.
+    A wait would then block all greenlets, including the one that it waits for, and threads would never start.
     """
     return RuntimeError(
         "gevent patched the thread module after comporta was imported, and waiting would block all "

@@ -1,4 +1,4 @@
-"""What a decorator needs to know about the function it decorates."""
+"""What a decorator must know about the function that it decorates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ASYNC_GENERATOR: Final = "async_generator"
 def is_async_callable(function: Any) -> bool:
     """Return whether a call of ``function`` has to be awaited. Accepts partials and callable objects.
 
-    Raise a ``TypeError`` for generator functions: a policy cannot tell when their work is over, and the
+    Raise a ``TypeError`` for generator functions: a policy cannot determine when their work ends, and the
     caller may already have used part of the output.
     """
     kind = callable_kind(function)
@@ -46,9 +46,10 @@ def callable_kind(function: Any) -> CallableKind:
 
 
 def require_result(function: Any, result: Any) -> None:
-    """Raise a ``TypeError`` if a plain function returned an awaitable: what it stands for is not done yet.
+    """Raise a ``TypeError`` if a plain function returned an awaitable, whose work is not done yet.
 
-    Wrappers of coroutine functions do, and the methods of clients such as ``aiohttp.ClientSession.get``.
+    Wrappers of coroutine functions return awaitables, as do client methods such as
+    ``aiohttp.ClientSession.get``.
     """
     if not hasattr(type(result), "__await__"):
         return
@@ -83,7 +84,7 @@ def require_argument(field: str, function: Any, what: str) -> None:
 
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a built-in that does not say
+    except ValueError:  # a built-in without a signature
         return
     try:
         signature.bind(None)

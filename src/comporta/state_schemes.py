@@ -1,7 +1,7 @@
-"""The URL schemes of state engines: the built-in ones, registered ones, and those of installed packages.
+"""The URL schemes of state engines: built-in, registered, and provided by installed packages.
 
-It knows names and functions that open a URL. It knows no engine, so that a settings file can be checked
-without loading one.
+This module knows scheme names and functions that open a URL, but no engine, so that a settings file can be
+checked without loading one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _registered: dict[str, StoreOpener] = {}
 def register_scheme(name: str, open: StoreOpener) -> None:  # noqa: A002 - the documented name
     """Let ``open`` open the state URLs that start with ``name://``.
 
-    ``open`` gets the whole URL and returns a :class:`comporta.stores.Store`. It raises ``ValueError`` for a
-    URL that it cannot read.
+    ``open`` receives the whole URL and returns a :class:`comporta.stores.Store`. It raises ``ValueError`` for
+    a URL that it cannot parse.
     """
     if not _SCHEME.fullmatch(name):
         raise ValueError(f"scheme must be of a-z 0-9 + . - and start with a letter, got {name!r:.50}")
@@ -47,7 +47,7 @@ def register_scheme(name: str, open: StoreOpener) -> None:  # noqa: A002 - the d
 
 
 def find_opener(url: str) -> StoreOpener:
-    """Return the function that opens a URL that is not built in; loads the package that provides it.
+    """Return the function that opens a URL whose scheme is not built in; load the package that provides it.
 
     Raises ``ValueError`` if no engine has the scheme.
     """
@@ -74,7 +74,7 @@ def check_scheme(url: str) -> None:
     scheme, separator, _ = url.partition("://")
     if not separator or not (scheme in BUILT_IN_SCHEMES or scheme in _registered or _entry_points(scheme)):
         known = ", ".join(f"{name}://" for name in scheme_names())
-        shown = url.rpartition("@")[2].partition("?")[0]  # nothing that could be a password
+        shown = url.rpartition("@")[2].partition("?")[0]  # show nothing that could be a password
         raise ValueError(f"state must start with one of {known}, got {shown[:100]!r}")
 
 

@@ -3,8 +3,9 @@
 It replaces the event loop's default executor. There, calls queue behind everything else that the program runs
 on threads, and the interpreter joins the threads at exit, so one call that hangs keeps the program alive.
 
-The pool knows nothing about the calls. It bounds the queue, drops calls that are cancelled before they start,
-survives a fork, and stays usable when a signal handler raises in the middle of :meth:`ThreadPool.submit`.
+The pool does not know what the calls do. It bounds the queue, drops calls that are cancelled before they
+start, survives a fork, and stays usable if a signal handler raises in the middle of
+:meth:`ThreadPool.submit`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CALLS_MAX: Final = 1000
-"""How many calls of one pool may be queued or running, unless the pool says otherwise."""
+"""How many calls of one pool may be queued or running, by default."""
 
 RETRY_SECONDS: Final = 1.0
 """The ``retry_after`` of the error that refuses a call because the queue is full."""
@@ -40,8 +41,8 @@ IDLE_SECONDS: Final = 60.0
 class _Call:
     """A call and the future that its caller awaits.
 
-    It has no lock, which an interrupted caller could leave held. A caller may cancel its future at the moment
-    at which a thread starts the call; then the call runs, and its result is dropped.
+    It has no lock, because an interrupted caller could leave a lock held. If a caller cancels its future just
+    when a thread starts the call, the call runs and its result is dropped.
     """
 
     __slots__ = ("future", "is_started", "loop", "work")
@@ -53,7 +54,7 @@ class _Call:
         self.is_started = False
 
     def run(self) -> Callable[[], None]:
-        """Make the call; returns what delivers its result."""
+        """Make the call; return the function that delivers its result."""
         self.is_started = True
         if self.future.cancelled():
             return lambda: None
@@ -69,10 +70,10 @@ _Queue = WaitingQueue[_Call | None]
 
 
 class ThreadPool:
-    """Runs calls on at most ``threads`` daemon threads, which it starts as it needs them.
+    """Runs calls on at most ``threads`` daemon threads, which it starts when needed.
 
-    At most ``calls_max`` calls are queued or running; the pool refuses the next one. ``refusal`` turns a text
-    into the error that it raises then; the default is a :class:`RefusedError`.
+    At most ``calls_max`` calls are queued or running; the pool refuses any further call. ``refusal`` makes
+    the error that it then raises from a text; the default is a :class:`RefusedError`.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ThreadPool:
         return await self.submit(work_in_time)
 
     def close(self, *, wait: bool = False) -> None:
-        """End the threads after the calls that are queued; with ``wait``, return only then.
+        """End the threads after the queued calls; with ``wait``, return only when they have ended.
 
         A later call starts new threads.
         """
@@ -146,7 +147,7 @@ class ThreadPool:
                 thread.stop(None)
 
     def after_fork(self) -> None:
-        """Start without threads and calls: both stay with the parent process."""
+        """Start without threads and calls, which stay with the parent process."""
         fork_safety.reinit_lock(self._lock)
         self._calls, self._queue = set(), RUNTIME.waiting_queue()
         self._threads, self._starting = {}, {}
@@ -154,7 +155,7 @@ class ThreadPool:
     # -- the caller's side
 
     def _enqueue(self, call: _Call) -> tuple[BackgroundThread, _Queue] | None:
-        """Queue a call; returns a thread to start and its queue, if the pool needs one more."""
+        """Queue a call; if the pool needs one more thread, return a thread to start and its queue."""
         with self._lock:
             if len(self._calls) >= self._calls_max:
                 raise self._refusal_error(f"{self._calls_max} calls are waiting already")
@@ -184,9 +185,9 @@ class ThreadPool:
         )
 
     def _withdraw(self, call: _Call) -> None:
-        """Take back a call whose caller was interrupted, and threads that may not have been started for it.
+        """Withdraw a call whose caller was interrupted, and threads that may not have been started for it.
 
-        A thread that does start enters itself again.
+        A thread that does start registers itself again.
         """
         call.future.cancel()
         if call in self._calls and not call.is_started:
@@ -206,7 +207,7 @@ class ThreadPool:
                 self._queue.put(call)
 
     def _forget_unstarted(self) -> None:
-        """Forget threads that never began: their caller was interrupted twice."""
+        """Drop threads that never started, because their caller was interrupted twice."""
         for thread in [thread for thread in self._starting if not thread.is_alive()]:
             self._forget(thread)
 
@@ -233,8 +234,8 @@ class ThreadPool:
     def _serve_one(self, queue: _Queue) -> bool:
         """Wait for a call and run it; false if there is none for :data:`IDLE_SECONDS`, or the pool is closed.
 
-        The call counts no longer when its caller learns the result: calls that are made one after another
-        need one thread.
+        The call stops counting before its caller gets the result, so that successive calls need only one
+        thread.
         """
         try:
             call = queue.get(timeout=IDLE_SECONDS)
@@ -248,7 +249,7 @@ class ThreadPool:
         return True
 
     def _may_end(self, thread: BackgroundThread, queue: _Queue) -> bool:
-        """Return whether a thread without a call may end: not if one was queued at this moment."""
+        """Return whether a thread without a call may end; false if a call was queued at this moment."""
         with self._lock:
             if queue is self._queue and not queue.empty():
                 return False
@@ -257,7 +258,7 @@ class ThreadPool:
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` on a thread of its own, never queued, to its end even if the caller is cancelled."""
+    """Run ``work`` on its own thread, never queued, to its end even if the caller is cancelled."""
     from asyncio import shield  # noqa: PLC0415 - blocking programs never need it
 
     pool = ThreadPool("call", 1)
@@ -269,7 +270,8 @@ async def run_in_thread(work: Callable[[], T]) -> T:
 def _outcome(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     """Return the result or the error of a call.
 
-    The future is not known here: an error holds this frame by its traceback, and the future holds the error.
+    This function must not see the future: an error references this frame through its traceback, and the
+    future references the error.
     """
     try:
         return work(), None

@@ -1,12 +1,12 @@
 """Background threads and events that stay usable when a signal handler raises at any moment.
 
-Task queues enforce time limits with such handlers, and Ctrl-C is one: an exception can appear between any two
-steps of the main thread. ``threading.Event``, ``Condition`` and ``Thread.start`` are written in Python. An
-exception in the middle of them leaves a lock held, and the next thread that uses them waits forever. The
-classes here take a single step of the interpreter instead, or leave the work to a thread in which no handler
-ever runs.
+Task queues enforce time limits with such handlers, and Ctrl-C is handled by one: an exception can occur
+between any two steps of the main thread. ``threading.Event``, ``Condition`` and ``Thread.start`` are written
+in Python. An exception in the middle of them leaves a lock held, and the next thread that uses them waits
+forever. The classes here take a single step of the interpreter instead, or leave the work to a thread in
+which no handler ever runs.
 
-This module knows nothing about the work that the threads do.
+This module does not know what work the threads do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTEXTS_MAX = 10
 class AutoResetEvent:
     """An event for one waiting thread, which resets itself when that thread wakes up.
 
-    It may be set before the thread waits: then the thread does not wait.
+    If it is set before the thread waits, the thread does not wait.
     """
 
     __slots__ = ("_unset",)
@@ -54,8 +54,8 @@ class AutoResetEvent:
 class BackgroundThread:
     """A daemon thread that can be started once, woken and asked to stop.
 
-    The thread polls ``stop_requested`` and waits on ``wake``. Make a new object for each start: a thread that
-    is slow to notice that it should stop then cannot react to requests that are meant for its successor.
+    The thread polls ``stop_requested`` and waits on ``wake``. Create a new object for each start, so that a
+    thread that is slow to stop cannot react to requests that are meant for its successor.
     """
 
     __slots__ = ("_created_ns", "_running", "_stopped", "stop_requested", "wake")
@@ -70,7 +70,7 @@ class BackgroundThread:
     def start(self, work: Callable[..., object], *args: Any, name: str) -> bool:
         """Run ``work(*args)`` on the thread; returns false if the system cannot start one.
 
-        It cannot when the interpreter is shutting down or the limit on threads is reached.
+        It cannot do so while the interpreter is shutting down, or if the limit on threads is reached.
         """
         failures: list[RuntimeError] = []
 
@@ -108,8 +108,8 @@ class BackgroundThread:
 def run_cleanup(work: Callable[..., object], *args: Any) -> None:
     """Run the last step of a coroutine or generator: here, or on another thread if it is being destroyed.
 
-    The garbage collector destroys a coroutine whose event loop was closed before it finished. It does so at
-    any moment, on a thread that may hold any lock, so cleanup that waits for a lock there can wait for its
+    The garbage collector destroys a coroutine whose event loop was closed before it finished. It may do so at
+    any moment, on a thread that may hold any lock, so cleanup that waits for a lock there may wait for its
     own thread. One other thread runs the cleanup of all coroutines that are destroyed at the same time.
     """
     if is_from_destruction(sys.exception()):
@@ -119,7 +119,7 @@ def run_cleanup(work: Callable[..., object], *args: Any) -> None:
 
 
 def is_from_destruction(error: BaseException | None) -> bool:
-    """Whether an exception ends a coroutine or generator that is being destroyed: also one of its cleanup."""
+    """Whether an exception, even one of its cleanup, ends a coroutine or generator under destruction."""
     for _ in range(_CONTEXTS_MAX):
         if error is None or isinstance(error, GeneratorExit):
             break

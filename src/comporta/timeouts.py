@@ -1,9 +1,9 @@
 """Time-outs for many awaited calls that all have the same duration.
 
 ``asyncio.timeout`` adds a timer to the event loop for each call and removes it again. Calls of one policy all
-get the same number of seconds, so their deadlines come in the order in which the calls started: one queue,
-and one timer for its first entry, are enough. At a deadline the same happens as with ``asyncio.timeout``: the
-task is cancelled, and that cancellation becomes a ``TimeoutError``, unless other code cancelled the task too.
+have the same duration, so their deadlines come in the order in which the calls started: one queue, and one
+timer for its first entry, are enough. A deadline has the same effect as with ``asyncio.timeout``: the task is
+cancelled, and that cancellation becomes a ``TimeoutError``, unless other code cancelled the task as well.
 Only tasks can be timed, not blocking calls.
 """
 
@@ -82,7 +82,7 @@ class TimeoutContext:
 class Timeouts:
     """Time-outs of one duration, for calls on any event loop in any thread.
 
-    The cheapest form::
+    The fastest form::
 
         timeout = timeouts.start()
         try:

@@ -1,7 +1,7 @@
-"""Validators for arguments and settings, with one wording for errors: the name, the range and the value.
+"""Validators for arguments and settings, with uniform errors: the name, the range and the value.
 
 A wrong type raises a ``TypeError``, a value out of range a ``ValueError``. Each function returns the value,
-so that a call can stand where the value is used. This module does not know what the values are for.
+so that a call can be used in place of the value. This module does not know what the values are for.
 """
 
 from __future__ import annotations

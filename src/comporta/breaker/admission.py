@@ -1,6 +1,6 @@
-"""The answers of a breaker: whether a call may be made, and the state of the circuit for a health page.
+"""What a breaker returns: whether a call may be made, and the state of the circuit for a health page.
 
-Also the name under which other workers know this process. Values only: nothing here reads a store.
+Also provides the name by which other workers know this process. Values only: nothing here reads a store.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _HOST_CHARS_MAX = 32
 
 
 class Admission:
-    """Whether a call may be made; true if it may. Pass it along with the result of the call.
+    """Whether a call may be made; true if it may. Pass it back with the result of the call.
 
-    The breaker recognizes by the admission a result that arrives after the circuit has opened or closed.
-    A refusal has ``retry_after`` (seconds), ``reason`` and ``since`` (Unix seconds, or ``None``). If an
-    operator holds the circuit open, ``forced`` is true and ``retry_after`` only a sensible interval.
+    The admission lets the breaker recognize a result that arrives after the circuit has opened or closed. A
+    refusal has ``retry_after`` (seconds), ``reason`` and ``since`` (Unix seconds, or ``None``). If an
+    operator holds the circuit open, ``forced`` is true and ``retry_after`` is only a suggested interval.
     """
 
     __slots__ = (
@@ -91,10 +91,10 @@ class ProbeState:
 
 @dataclass(frozen=True, slots=True)
 class BreakerWindow:
-    """The calls of all workers that the ratios are computed from.
+    """The calls of all workers from which the ratios are computed.
 
     ``since`` is when the first of them ended, in Unix seconds, or ``None`` if there are none. Successes of
-    other workers are up to a few seconds late: workers report them together.
+    other workers appear up to a few seconds late, because workers report them in batches.
     """
 
     calls: int
@@ -122,11 +122,11 @@ class BreakerState:
     """The state of a circuit, for a health page.
 
     ``degraded`` is true while the circuit is open; ``degraded_until`` and ``since`` are in Unix seconds.
-    ``share`` is the part of the calls that is admitted, from 0 to 1. ``forced`` is ``"open"`` or ``"closed"``
-    while an operator holds the circuit. ``cooldown_seconds`` is the length of the last cooldown of a circuit
-    that has not closed since, else ``None``. ``window`` is ``None`` unless a ratio can open the circuit.
-    ``worker_phase`` is the phase of this worker's own circuit, ``None`` without a ``local_threshold``.
-    ``fallback``: since when and why this worker cannot reach the store.
+    ``share`` is the fraction of calls that is admitted, from 0 to 1. ``forced`` is ``"open"`` or ``"closed"``
+    while an operator holds the circuit. ``cooldown_seconds`` is the length of the last cooldown if the
+    circuit has not closed since, else ``None``. ``window`` is ``None`` unless a ratio can open the circuit.
+    ``worker_phase`` is the phase of this worker's own circuit, or ``None`` without a ``local_threshold``.
+    ``fallback`` says since when and why this worker cannot reach the store; ``None`` while it can.
     """
 
     failures: int

@@ -1,7 +1,7 @@
 """Blocks of code that a circuit guards: ``with breaker.sync.admit()`` and ``async with breaker.admit()``.
 
-A block owns its admission. Blocks of generators and tasks end in any order, so that neither a stack nor a
-context variable could say which admission belongs to the block that ends.
+Each block owns its admission. Blocks in generators and tasks may end in any order, so neither a stack nor a
+context variable could identify the admission of the block that is ending.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SyncBlock(_Block):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         guard, admission = self._guard, self._admission
-        assert admission is not None  # noqa: S101 - a block that was not entered does not end
+        assert admission is not None  # noqa: S101 - a block that was never entered cannot end
         if error is not None:
             run_cleanup(guard.finish, admission, error)
         elif not guard.succeed_fast(admission):
@@ -76,13 +76,13 @@ class AsyncBlock(_Block):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         guard, admission = self._guard, self._admission
-        assert admission is not None  # noqa: S101 - a block that was not entered does not end
+        assert admission is not None  # noqa: S101 - a block that was never entered cannot end
         if error is not None or not guard.succeed_fast(admission):
             await guard.finish_async(admission, error)
 
 
 class _SyncGeneratorBlock(SyncBlock):
-    """The block of a generator; one that its caller closes or drops between two items is a success."""
+    """The block of a generator; counts as a success if the caller closes or drops it between two items."""
 
     __slots__ = ()
 
@@ -96,11 +96,12 @@ class _SyncGeneratorBlock(SyncBlock):
 
 
 class _AsyncGeneratorBlock(AsyncBlock):
-    """The block of an async generator, which also ends if the generator never does.
+    """The block of an async generator, which ends even if the generator never does.
 
-    The garbage collector drops an async generator without running the rest of it if its event loop is closed.
-    ``is_between_items``: the caller has an item and has not asked for the next one. A generator that it
-    closes or drops then is a success; one that is dropped while it produces an item has no result.
+    If its event loop is closed, the garbage collector drops an async generator without running the rest of
+    it. ``is_between_items`` is true while the caller has an item and has not requested the next one. A
+    generator that the caller closes or drops then counts as a success; one that is dropped while it produces
+    an item has no result.
     """
 
     __slots__ = ("_ended", "is_between_items")

@@ -1,17 +1,18 @@
--- Applies one request to each of several circuits. The same algorithm as state_machine.py, result_counts.py and
--- normalization.py.
+-- Applies one request to each of several circuits, with the same algorithm as state_machine.py,
+-- result_counts.py and normalization.py.
 --
--- KEYS  five for each circuit: the number of failures (a string), the end of the cooldown (a string, Unix seconds),
---       the state of a tripped circuit (a hash), the counts (a hash), and the operator's record; the name before
---       ":failures" goes into the change log
+-- KEYS  five for each circuit: the number of failures (a string), the end of the cooldown (a string, Unix
+--       seconds), the state of a tripped circuit (a hash), the counts (a hash), and the operator's record;
+--       the part of the name before ":failures" is written to the change log
 -- ARGV  1: now in µs, or 0 for the server's clock; then 27 for each circuit: the command (read, admit, fail, succeed,
 --       release, reset, report_open, report_failures); the 14 numbers of its rules; generation, probe, succeeded_us,
 --       calls, slow, remaining_us, age_us, cooldown_us, total, streak, owner, reason
--- reply 18 for each circuit: the time in µs, phase (0 closed, 1 open, 2 half-open, 3 ramp), generation, remaining µs,
---       failures, forced (0 no, 1 open, 2 closed), share in millionths, µs since it opened or -1, its last cooldown in
---       µs, the failures of this owner, the calls, failures and slow calls of the window, µs since the window began or
---       -1, reason, the granted probe or 0, the change (0 none, 1 opened, 2 closed, 3 ramp started, 4 reset), and the
---       running probes ("remaining owner,..."); where a key holds another type, the error text takes the first place
+-- reply 18 for each circuit: the time in µs, phase (0 closed, 1 open, 2 half-open, 3 ramp), generation,
+--       remaining µs, failures, forced (0 no, 1 open, 2 closed), share in millionths, µs since it opened or
+--       -1, its last cooldown in µs, the failures of this owner, the calls, failures and slow calls of the
+--       window, µs since the window began or -1, reason, the granted probe or 0, the change (0 none, 1
+--       opened, 2 closed, 3 ramp started, 4 reset), and the running probes ("remaining owner,..."); if a key
+--       holds another type, the error text replaces the first value
 
 local call, pcall = redis.call, redis.pcall
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
@@ -64,7 +65,7 @@ local function parse_time(text)
   return nil
 end
 
-local keys, rules, request, c -- of the circuit that the loop at the end is at
+local keys, rules, request, c -- of the circuit that the loop at the end is processing
 
 local function join(rows, write)
   local parts = {}
@@ -74,7 +75,7 @@ end
 
 local function error_of(value) return type(value) == 'table' and value.err end
 
--- Read the state and normalize it; save() writes what that changes. Returns an error text, if any.
+-- Read the state and normalize it; save() writes the changes. Returns an error text, if any.
 local function load()
   if call('EXISTS', keys[1], keys[2], keys[3], keys[4], keys[5]) == 0 then
     c = {failures = 0, open_until = 0, probes = {}, slices = {}, failing = {}, tripped = false, opened = 0, reason = '',
@@ -395,8 +396,8 @@ function commands.reset()
   return CHANGE_RESET, 0
 end
 
--- Open the circuit for the rest of a cooldown that a worker began during an outage; not if the circuit changed
--- after that cooldown began. With a quorum, the reporting worker counts as one of the failing ones.
+-- Open the circuit for the rest of a cooldown that a worker began during an outage, unless the circuit has
+-- changed since that cooldown began. With a quorum, the reporting worker counts as one of the failing ones.
 function commands.report_open()
   local cooldown_us = min(request.cooldown_us > 0 and request.cooldown_us or rules.cooldown_us, rules.longest_us)
   local remaining_us = min(max(1, request.remaining_us), cooldown_us)
@@ -412,7 +413,7 @@ function commands.report_open()
   return CHANGE_OPENED, 0
 end
 
--- Count the failures of a worker during an outage of the store, without those that did reach it.
+-- Count the failures of a worker during an outage of the store, except those that reached the store.
 function commands.report_failures()
   local missing = request.total - own_failures()
   if missing <= 0 or not (is_current() and counts_results()) then return CHANGE_NONE, 0 end

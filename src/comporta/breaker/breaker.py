@@ -36,20 +36,23 @@ _DECORATORS: dict[str, Callable[[CallGuard, Any], Any]] = {
 class CircuitBreaker:
     """A circuit breaker, shared by all workers that use the same name and state.
 
-    ``state`` is a URL or a store; by default it comes from the environment, else it is this machine. The
-    other keywords are the options of :class:`BreakerConfig`, which you can also pass as ``config``.
+    ``state`` is a URL or a store; by default it comes from the environment, else the state is shared on this
+    machine. The other keywords are the options of :class:`BreakerConfig`, which you can also pass as
+    ``config``.
 
-    :func:`comporta.classify` decides what a call counts as: by the status, if the call returned a response or
-    raised an exception with one; any other exception is a failure. Cancelled and refused calls, calls that
-    did not reach the upstream and mistakes of the program count for nothing.
+    :func:`comporta.classify` decides what a call counts as: if the call returned a response, or raised an
+    exception that carries one, the status decides; any other exception is a failure. Cancelled and refused
+    calls, calls that did not reach the upstream and programming errors are not counted.
 
-    ``ignore`` and ``failures`` make exceptions to that. Each is a class, a tuple of classes or a function of
-    an exception; those that match count for nothing, or as a failure. Two functions replace the rule:
-    ``counts_error(error)`` is true for exceptions and ``counts_result(result)`` for results of decorated
-    functions that count as failures; the others count as successes.
+    ``ignore`` and ``failures`` override that for some exceptions. Each is a class, a tuple of classes or a
+    function of an exception. Exceptions that match ``ignore`` are not counted; those that match ``failures``
+    count as failures. Two functions replace the rule: ``counts_error(error)`` returns true for exceptions,
+    and ``counts_result(result)`` for results of decorated functions, that count as failures; all others count
+    as successes.
 
     A call that the breaker refuses raises :class:`comporta.CircuitOpenError`. With ``on_refusal``, a refused
-    call of a decorated function returns that value instead, or what that function of the error returns.
+    call of a decorated function returns that value instead; if it is a function, it is called with the error
+    and its result is returned.
     """
 
     name: str
@@ -130,7 +133,7 @@ class CircuitBreaker:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the circuit is open: exact on one machine, at most ``staleness`` seconds old on a server.
+        """Whether the circuit is open: exact on one machine, up to ``staleness`` seconds old on a server.
 
         If the local view is older than that, reading this property blocks for one round trip to the store.
         """
@@ -143,7 +146,7 @@ class CircuitBreaker:
 
     @property
     def degraded_until(self) -> float | None:
-        """When the cooldown ends, in Unix seconds; ``None`` if the circuit is not open, or forced open."""
+        """When the cooldown ends, in Unix seconds; ``None`` if the circuit is not open, or is forced open."""
         self._current_reply()
         return self._view.state.open_until()
 
@@ -175,7 +178,7 @@ class CircuitBreaker:
         await run_async(self._flows.fail_flow(admission, error))
 
     async def record_success(self, admission: Admission | None = None) -> None:
-        """Record a successful call; without an admission it closes the circuit whatever its phase."""
+        """Record a successful call; without an admission it closes the circuit in any phase."""
         await run_async(self._flows.succeed_flow(admission))
 
     async def give_back(self, admission: Admission) -> None:
@@ -183,7 +186,7 @@ class CircuitBreaker:
         await run_async(self._flows.release_flow(admission))
 
     async def try_recover(self) -> bool:
-        """Return whether the circuit is not open (any more). You need not call it: cooldowns end by time."""
+        """Return whether the circuit is no longer open. You need not call it: cooldowns end by themselves."""
         return not await self.is_degraded_async()
 
     async def reset(self) -> None:
@@ -236,7 +239,7 @@ class SyncBreaker:
         run(self._flows.fail_flow(admission, error))
 
     def record_success(self, admission: Admission | None = None) -> None:
-        """Record a successful call; without an admission it closes the circuit whatever its phase."""
+        """Record a successful call; without an admission it closes the circuit in any phase."""
         run(self._flows.succeed_flow(admission))
 
     def give_back(self, admission: Admission) -> None:
@@ -248,7 +251,7 @@ class SyncBreaker:
         return run(self._flows.read_flow()).phase == OPEN
 
     def try_recover(self) -> bool:
-        """Return whether the circuit is not open (any more)."""
+        """Return whether the circuit is no longer open."""
         return not self.is_degraded()
 
     def reset(self) -> None:

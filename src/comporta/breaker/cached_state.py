@@ -1,6 +1,6 @@
-"""The last reply about a circuit, and until when this process may decide from it.
+"""The last reply about a circuit, and how long this process may decide from it.
 
-Reads a clock and nothing else: ``local_view`` and ``poller`` talk to the store.
+Reads a clock but no store: ``local_view`` and ``poller`` call the store.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class CachedState:
     """The cached state of one circuit.
 
     For the hot path: ``shared_admission`` is the admission of every call while the circuit is closed and no
-    failure is counted; ``None`` otherwise. It is valid until ``valid_until_ns``. ``shares_admission``: false
-    where calls are timed, because a shared admission has no start time. ``own`` is the worker's own circuit.
+    failure is counted; ``None`` otherwise. It is valid until ``valid_until_ns``. ``shares_admission`` is
+    false if calls are timed, because a shared admission has no start time. ``own`` is the worker's own
+    circuit.
     """
 
     __slots__ = (
@@ -70,7 +71,7 @@ class CachedState:
         self._staleness_ns = staleness_ns
         self._shares_admission = shares_admission
         self._changed_us = 0
-        self._ends_ns = NEVER_NS  # when the reply ceases to be true without any operation
+        self._ends_ns = NEVER_NS  # when the reply becomes outdated without any operation
         self._deadline_ns = 0  # the end of the reply's remaining_us
         self._opened_ns = -1
         self._reply_time_us = 0
@@ -83,8 +84,8 @@ class CachedState:
     def update_locked(self, reply: CircuitReply, sent_ns: int) -> list[BreakerEvent]:
         """Do what ``update`` does, for a caller that holds the lock.
 
-        A reply that is up to 1 s older than the stored one was overtaken on its way and is dropped. If it is
-        older than that, the server's clock was set back.
+        A reply that is up to 1 s older than the stored one arrived out of order and is dropped. A larger
+        difference means that the server's clock was set back.
         """
         behind_us = self._reply_time_us - reply.now_us
         if not reply.is_fallback and 0 < behind_us < SECOND_US:
@@ -105,14 +106,14 @@ class CachedState:
         return events_between(previous, reply)
 
     def mark_changed(self, version_us: int) -> None:
-        """Note that the circuit changed at a time of the store: a reply from before it is outdated."""
+        """Record that the circuit changed at ``version_us`` (store time): earlier replies are outdated."""
         with self.lock:
             self._changed_us = version_us
 
     def confirm(self, asked_ns: int) -> bool:
-        """Extend the validity of the reply: at ``asked_ns`` no change after ``mark_changed`` was known.
+        """Extend the validity of the reply: at ``asked_ns`` no change was known after the one marked last.
 
-        Returns false if the reply is from before a change, or from this worker's own circuit.
+        Returns false if the reply predates a change, or is from this worker's own circuit.
         """
         with self.lock:
             if not self._reply_time_us or self._reply_time_us < self._changed_us:
@@ -139,7 +140,7 @@ class CachedState:
         return admission
 
     def follow_own_circuit(self) -> None:
-        """Share an admission, or no longer, after the worker's own circuit has changed."""
+        """Start or stop sharing an admission after the worker's own circuit has changed."""
         with self.lock:
             reply = self.reply
             self.shared_admission = None if reply is None else self._admission_to_share(reply)
@@ -181,13 +182,13 @@ class CachedState:
         return reply is not None and reply.generation not in (0, admission.generation)
 
     def holds_probe(self, admission: Admission) -> bool:
-        """Whether the admission is a probe before its deadline; after it another worker may get the probe."""
+        """Whether the admission is a probe before its deadline; later another worker may get the probe."""
         if not (admission.probe or admission.own_probe):
             return False
         return admission.started_ns + self._rules.probe_us * 1000 > self._now_ns()
 
     def has_failures(self) -> bool:
-        """Whether failures are counted that a success would reset."""
+        """Whether there are counted failures that a success would reset."""
         reply = self.reply
         return reply is not None and bool(reply.failures) and reply.phase in (CLOSED, RAMP)
 

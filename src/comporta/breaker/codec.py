@@ -1,6 +1,6 @@
 """A circuit as bytes, for stores that keep states in shared memory. The size is bounded.
 
-Knows the fields of a circuit and not what they mean.
+Knows the fields of a circuit, but not what they mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The options of a breaker: frozen, and validated once.
 
-Knows nothing about stores or circuits at run time; ``_rules`` is what the state machine gets.
+Knows nothing about stores or running circuits; ``_rules`` is what the state machine receives.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ _PARTS = 1_000_000
 class BreakerConfig:
     """When a circuit opens, how long it stays open, and how it closes again. Times are in seconds.
 
-    A circuit opens after ``threshold`` failures in a row. It also opens when, of at least ``minimum_calls``
-    calls in the last ``window_seconds``, a share of ``failure_ratio`` failed or a share of ``slow_ratio``
-    took ``slow_seconds`` or longer. With a ``quorum`` it opens only if that many different workers (or all of
-    them, if there are fewer) had failed or slow calls. After ``local_threshold`` failures in a row of one
-    worker, that worker alone stops calling, whatever the others see; its failures count in both circuits.
+    A circuit opens after ``threshold`` failures in a row. It also opens when there were at least
+    ``minimum_calls`` calls in the last ``window_seconds`` and a share of ``failure_ratio`` of them failed, or
+    a share of ``slow_ratio`` took ``slow_seconds`` or longer. With a ``quorum`` it opens only if that many
+    different workers (or all of them, if there are fewer) had failed or slow calls. After ``local_threshold``
+    failures in a row of one worker, that worker alone stops calling, whatever results the others get; its
+    failures count in both circuits.
 
     An open circuit admits no calls for ``cooldown_seconds``. Then it is half-open: it admits ``probes`` calls
     from all workers together, at most ``probes_at_once`` at a time, and waits up to ``probe_seconds`` for the
     result of each. When all of them have succeeded it closes, immediately or in ``ramp_steps`` steps of
-    ``ramp_seconds``, each of which admits a larger share of the calls. If one fails, the circuit is open
-    again, for ``cooldown_factor`` times as long as before, up to ``cooldown_max_seconds``.
+    ``ramp_seconds``, each of which admits a larger share of the calls. If one fails, the circuit opens again
+    for ``cooldown_factor`` times as long as before, at most ``cooldown_max_seconds``.
     """
 
     threshold: int | None = 5

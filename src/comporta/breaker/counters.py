@@ -1,4 +1,4 @@
-"""The results of calls that this process has counted and not reported to the store yet.
+"""The results of calls that this process has counted but not yet reported to the store.
 
 Successes are reported together with the next operation on the circuit, so that a successful call costs no
 round trip. Nothing here knows the circuit's phase or the store.
@@ -22,7 +22,7 @@ _REPORT_AFTER_NS = int(0.7 * HEARTBEAT_SECONDS * 1e9)
 class CallCounters:
     """Successes and slow calls of this process since its last report, and the time of its last success.
 
-    ``in_process``: the store decides in this process, so that a report takes no time.
+    ``in_process`` is true if the store decides in this process, so that a report costs no round trip.
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class CallCounters:
     def count_success(self) -> bool:
         """Count a success for the window; false if the counts must be reported before they are too old.
 
-        The heartbeat reports them in time where there is one. Without a heartbeat nothing else does.
+        Where a heartbeat runs, it reports them in time; without one the caller must.
         """
         now_ns = self._now_ns()
         if not self.calls or now_ns - self._started_ns >= self._window_ns:

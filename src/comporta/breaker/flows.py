@@ -1,4 +1,4 @@
-"""Everything that a breaker does, each once, as a flow that threads and event loops share."""
+"""Every method of a breaker, implemented once as a flow that threads and event loops share."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class BreakerFlows:
         self.upstream = ""
 
     def admit_flow(self) -> Flow[Admission]:
-        """Decide whether a call may be made; in shadow mode only an operator refuses one."""
+        """Decide whether a call may be made; in shadow mode only an operator can refuse it."""
         admission = yield from self._decide_flow()
         if admission or admission.forced or not self.view.config.shadow:
             return admission
@@ -66,7 +66,7 @@ class BreakerFlows:
         return Admission(admission.phase, _NO_GENERATION)
 
     def _decide_flow(self) -> Flow[Admission]:
-        """Decide from the local view or else by the store."""
+        """Decide from the local view if it is recent, else ask the store."""
         view = self.view
         own = view.own
         if own is not None and not own.is_closed:
@@ -105,7 +105,7 @@ class BreakerFlows:
         return admission
 
     def succeed_flow(self, admission: Admission | None = None) -> Flow[None]:
-        """Record a success; without an admission it closes the circuit whatever its phase."""
+        """Record a success; without an admission it closes the circuit in any phase."""
         if admission is None:
             if self.view.own is not None:
                 self.view.own.succeed(None)
@@ -154,7 +154,7 @@ class BreakerFlows:
         return reply
 
     def reset_flow(self) -> Flow[None]:
-        """Delete all that the circuit has counted, and close it."""
+        """Close the circuit and delete its counts."""
         if self.view.own is not None:
             self.view.own.reset()
         yield self._apply(RESET)
@@ -165,7 +165,7 @@ class BreakerFlows:
         yield from self.read_flow()
 
     def state_flow(self) -> Flow[BreakerState]:
-        """Return the state of the circuit, for a health page; does not count as use of the breaker."""
+        """Return the state of the circuit for a health page. Does not count as use of the breaker."""
         view = self.view
         operation, sent_ns = view.builder.build(READ), view.now_ns()
         reply: CircuitReply = yield Perform(

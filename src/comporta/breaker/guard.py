@@ -1,8 +1,8 @@
 """Reports the result of an admitted call to its circuit, and decorates functions.
 
-The two decorators are the shortest path of a call through a closed circuit. They say the same and are written
-out twice, because one of them awaits and each line is on the path of every call. No lock is held while the
-function runs. Nothing here knows the public class.
+The two decorators are the fastest path of a call through a closed circuit. They do the same and are written
+twice, because one of them awaits and each line runs for every call. No lock is held while the function runs.
+Nothing here knows the public class.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CANNOT_AWAIT = (GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 _PLAIN_TYPES = PLAIN_TYPES | {dict}
-"""Results of these types are successes. A dict of boto3 is one as well: botocore raises its failures."""
+"""Results of these types are successes. So is a boto3 dict, because botocore raises its failures."""
 
 _LABELS = {
     outcomes.OK: SUCCESS,
@@ -47,7 +47,7 @@ _LABELS = {
     outcomes.REFUSED: REFUSED,
     outcomes.NEITHER: NEITHER,
 }
-"""What a breaker calls the kinds of outcomes."""
+"""The names that a breaker gives to the kinds of outcomes."""
 
 
 class CallGuard:
@@ -85,7 +85,7 @@ class CallGuard:
         return admission
 
     def succeed_untraced(self, admission: Admission) -> bool:
-        """Record a success that leaves no trace but its time; false, and nothing is recorded, if it does."""
+        """Record a success of which only the time matters; false, without recording it, if more counts."""
         view = self.view
         if not view.ignores_successes or admission is not self._state.shared_admission:
             return False
@@ -100,7 +100,7 @@ class CallGuard:
         return admission
 
     def answer_refused(self, admission: Admission) -> Any:
-        """Return the answer of ``on_refusal`` to a refused call; without one raise ``CircuitOpenError``."""
+        """Return the ``on_refusal`` value for a refused call; raise ``CircuitOpenError`` if there is none."""
         refusal = self._count_refused(admission)
         if self.on_refusal is None:
             raise refusal
@@ -135,7 +135,7 @@ class CallGuard:
             await run_async(self._finish_flow(admission, error, result))
 
     def _finish_flow(self, admission: Admission, error: BaseException | None, result: object) -> Flow[None]:
-        """Record the result. An error of the store is dropped: the caller gets the call's own result."""
+        """Record the result. A store error is ignored, so that the caller gets the call's own result."""
         outcome, reason = CANCELLED, ""
         try:
             outcome, reason = self._outcome(error, result)
@@ -146,9 +146,9 @@ class CallGuard:
                     yield from self.flows.finish_flow(admission, outcome, error or reason)
 
     def _outcome(self, error: BaseException | None, result: object) -> tuple[str, str]:
-        """Return the outcome of a call, and why.
+        """Return the outcome of a call, and the reason.
 
-        If a user's rule raises, the call counts as cancelled and its caller gets that exception.
+        If a user's function raises, the call counts as cancelled and its caller gets that exception.
         """
         if error is None and result is NO_RESULT:
             return SUCCESS, ""

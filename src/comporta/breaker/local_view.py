@@ -1,9 +1,10 @@
-"""What this process knows about one circuit, and how it talks to the store about it.
+"""What this process knows about one circuit, and how it reads and updates it in the store.
 
-On a store that other processes share, the view is at most ``staleness`` old: the heartbeat refreshes it while
-the breaker is used, and a caller that finds it too old asks the store first. On a store of this process alone
-the view is exact: every change goes through it, so only time can make it invalid. During an outage nothing is
-decided from the view: every call asks this worker's own circuit, which starts as a copy of the shared one.
+If other processes share the store, the view is at most ``staleness`` old: the heartbeat refreshes it while
+the breaker is used, and a caller that finds it too old asks the store first. If only this process uses the
+store, the view is exact: every change goes through it, so it becomes invalid only with time. During an outage
+nothing is decided from the view: every call asks this worker's own circuit, which starts as a copy of the
+shared one.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from comporta.stores.name_claims import may_replace
 class LocalView:
     """This process's view of one circuit on a store that other processes share.
 
-    ``ignores_successes``: no rule uses the window, so that a success of a closed circuit leaves no trace but
-    its time. ``own`` is the worker's own circuit, if it has one.
+    ``ignores_successes`` is true if no rule uses the window: only the time of a success then matters to a
+    closed circuit. ``own`` is the worker's own circuit, if it has one.
     """
 
     is_exact = False
@@ -63,7 +64,7 @@ class LocalView:
     def current_reply(self) -> CircuitReply | None:
         """Return the cached reply if it is recent; ``None`` if the store should be read.
 
-        A store of this machine is always read: that is cheap, and exact.
+        A store on this machine is always read, because that is cheap and exact.
         """
         self.poller.was_used = True
         return None if self.store.decides_in_process else self.state.valid_reply()
@@ -123,7 +124,7 @@ class LocalView:
         return reply
 
     def after_fork(self) -> None:
-        """Reset what another thread of the parent may have held; the parent reports the counts."""
+        """Reset the locks that a thread of the parent may have held, and leave the counts to the parent."""
         fork_safety.reinit_lock(self.state.lock)
         self.counters.discard()
         if self.own is not None:
@@ -131,9 +132,9 @@ class LocalView:
 
 
 class ExactView(LocalView):
-    """The view of a circuit on a store of this process alone: always exact, and never polled.
+    """The view of a circuit on a store that only this process uses: always exact, and never polled.
 
-    The time of the last success is not needed: a success after a failure goes to the circuit itself.
+    The time of the last success is not needed: a success after a failure is applied to the circuit itself.
     """
 
     is_exact = True
@@ -159,7 +160,7 @@ class ExactView(LocalView):
         return reply
 
     async def apply_once_async(self, operation: BreakerOperation, sent_ns: int) -> CircuitReply:
-        """Do what ``apply_once`` does: it takes microseconds."""
+        """Do what ``apply_once`` does; awaits nothing, because it takes microseconds."""
         return self.apply_once(operation, sent_ns)
 
 

@@ -1,4 +1,4 @@
-"""A circuit without what has expired, and with times that its rules allow. No I/O, and no clock.
+"""Removes expired data from a circuit and corrects times that its rules do not allow. No I/O, no clock.
 
 A time that lies further in the future than the rules allow means that a clock was set back. It is moved to
 the latest allowed time, so that nothing stays locked for longer than configured.
@@ -77,7 +77,7 @@ def longest_cooldown_us(rules: CircuitRules) -> int:
 
 
 def next_cooldown_us(circuit: Circuit, rules: CircuitRules) -> int:
-    """Return the cooldown of a circuit that opens now: a longer one if it has not closed since the last."""
+    """Return the cooldown of a circuit that opens now: longer than the last one unless it closed since."""
     if not circuit.tripped:
         return rules.cooldown_us
     last_us = max(circuit.cooldown_us, rules.cooldown_us)
@@ -85,6 +85,6 @@ def next_cooldown_us(circuit: Circuit, rules: CircuitRules) -> int:
 
 
 def ttl_us(circuit: Circuit, rules: CircuitRules) -> int:
-    """Return how long the unused circuit is kept: also after a cooldown that has grown."""
+    """Return how long an unused circuit is kept; a cooldown that has grown extends it."""
     cooldown_us = min(circuit.cooldown_us, longest_cooldown_us(rules))
     return max(rules.ttl_us, cooldown_us + TTL_MARGIN_US if circuit.tripped else 0)

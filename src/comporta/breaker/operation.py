@@ -1,4 +1,4 @@
-"""One request to a circuit as an operation that every store can apply, and its form during an outage.
+"""One request to a circuit as an operation that every store can apply, and its form during outages.
 
 Knows the keys and the script; ``state_machine`` and ``breaker.lua`` know what a request does.
 """
@@ -57,7 +57,7 @@ def circuit_name(name: str) -> str:
 class CircuitSnapshot(NamedTuple):
     """What a worker knows about a circuit, with times of its own clock, for use during an outage.
 
-    ``is_local``: the counts are those of this worker's own circuit, and not of the shared one.
+    ``is_local`` is true if the counts are from this worker's own circuit, not from the shared one.
     ``succeeded_us`` is when this worker last succeeded (-1: unknown).
     """
 
@@ -71,8 +71,8 @@ class BreakerOperation(Operation[CircuitReply]):
     """One request to one circuit.
 
     ``snapshot`` returns what this worker knows about the circuit; it is called when the store is unreachable.
-    ``worker_count`` bounds the quorum: no more than all workers can fail. ``store_clock`` converts the times
-    of the request, which are those of this machine.
+    ``worker_count`` bounds the quorum, because no more than all workers can fail. ``store_clock`` converts
+    the times of the request, which are on this machine's clock.
     """
 
     __slots__ = ("_name", "_request", "_rules", "_snapshot", "_store_clock", "_worker_count")
@@ -125,8 +125,8 @@ class BreakerOperation(Operation[CircuitReply]):
     def changed_name(self, reply: CircuitReply) -> str | None:
         """Return the circuit's name if other workers must read it again.
 
-        They must after a transition, when a probe is free again, and when a streak of failures has come half
-        of the way to the threshold: from then on a success of any worker ends it.
+        They must after a transition, when a probe is free again, and when a streak of failures reaches half
+        of the threshold: from then on a success of any worker ends it.
         """
         request, threshold = self._request, self._rules.threshold
         frees_probe = request.probe > 0 and request.command in (SUCCEED, RELEASE) and reply.phase == HALF_OPEN
@@ -138,7 +138,7 @@ class BreakerOperation(Operation[CircuitReply]):
         return circuit_name(self._name) if changed else None
 
     def undo(self, reply: CircuitReply) -> BreakerOperation | None:
-        """Return the operation that releases a probe granted to a caller that was cancelled."""
+        """Return the operation that releases a probe granted to a cancelled caller."""
         if not reply.probe:
             return None
         return BreakerOperation(
@@ -146,7 +146,7 @@ class BreakerOperation(Operation[CircuitReply]):
         )
 
     def fallback(self, outage: Outage) -> FallbackBreakerOperation:
-        """Return the request to this worker's own circuit: its share of the threshold, and one probe."""
+        """Return the same request to this worker's own circuit: its share of the threshold, and one probe."""
         return FallbackBreakerOperation(
             self._name,
             self._rules,
@@ -157,7 +157,7 @@ class BreakerOperation(Operation[CircuitReply]):
         )
 
     def parse(self, raw: Sequence[Any]) -> CircuitReply:
-        """Parse the script's reply; bytes in the first place are the error of a key."""
+        """Parse the script's reply; bytes as the first value are the error of a key."""
         now_us, *_ = raw
         if isinstance(now_us, bytes):
             raise _key_error(self._name, now_us)
@@ -229,9 +229,9 @@ class FallbackBreakerOperation(BreakerOperation):
 
 
 def _share_streak(circuit: Circuit, rules: CircuitRules, worker_count: int) -> Circuit:
-    """Return the circuit with as many failures that this worker's part of those left opens it.
+    """Return the circuit with a failure count from which this worker's share of the remaining ones opens it.
 
-    Without this an outage would restart the streak, and each worker would let its whole part through.
+    Without this an outage would restart the streak, and each worker would allow its whole share of failures.
     """
     if not (rules.threshold and circuit.failures):
         return circuit
@@ -242,8 +242,8 @@ def _share_streak(circuit: Circuit, rules: CircuitRules, worker_count: int) -> C
 class FallbackCircuitType(StateType):
     """The state type of a worker's own circuit, which is reported when the store recovers.
 
-    An open circuit is reported also if it was open before the outage: a server that restarted empty, or a
-    replica that took over, may have lost it. Otherwise the failures are reported. Both reports may be sent
+    An open circuit is reported even if it was open before the outage: a server that restarted empty, or a
+    replica that took over, may have lost it. Otherwise the failures are reported. Both reports can be sent
     again without being counted twice.
     """
 

@@ -12,11 +12,11 @@ from comporta.stores.base import Store
 from comporta.stores.failover.worker_registry import WORKERS_MAX
 
 _REPORTING_COMMANDS = (READ, FAIL, SUCCEED)
-"""The commands that carry the counts along; the circuit ignores the counts of the others."""
+"""The commands that carry the counts; with other commands the circuit ignores them."""
 
 
 class OperationBuilder:
-    """Makes the operations of one circuit on one store."""
+    """Builds the operations on one circuit in one store."""
 
     __slots__ = ("_counters", "_name", "_rules", "_slow_text", "_state", "_store")
 

@@ -1,8 +1,8 @@
-"""Keeps the cached state of a circuit fresh for as long as the breaker is used.
+"""Keeps the cached state of a circuit fresh while the breaker is in use.
 
-Where the store keeps a change log, the circuit is read again only after a change, and every 5 s (or after
-``staleness``, if that is longer) in case a person changed a key by hand; elsewhere at every poll. The
-heartbeat calls it from its own thread. It does not decide about calls.
+If the store keeps a change log, the circuit is read again only after a change, and every 5 s (or after
+``staleness``, if that is longer) in case someone changed a key by hand. Otherwise it is read at every poll.
+The heartbeat calls the poller from its own thread. The poller does not decide about calls.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class CircuitPoller(HeartbeatSubscriber):
         return self.was_used or not self._is_idle(self._now_ns())
 
     def on_changed(self, version_us: int) -> None:
-        """Read the circuit again, unless the last reply is from after the change."""
+        """Read the circuit again, unless the last reply is more recent than the change."""
         self._state.mark_changed(version_us)
 
     def on_confirmed(self, asked_ns: int) -> None:
-        """Extend the validity of the cached state, if it has seen the last change."""
+        """Extend the validity of the cached state if it includes the last change."""
         self._is_confirmed = self._state.confirm(asked_ns)
 
     def heartbeat_operation(self) -> BreakerOperation | None:

@@ -1,9 +1,9 @@
 """Breakers by name: ``get_circuit_breaker("pncp")``, configured from the settings file and the environment.
 
-``<NAME>_CIRCUIT_BREAKER_THRESHOLD`` and ``<NAME>_CIRCUIT_BREAKER_COOLDOWN`` (seconds) configure the breaker
-of any name, with ``-`` and ``.`` written as ``_``; :mod:`comporta.settings` reads the other variables and the
-file. ``USE_REDIS_CIRCUIT_BREAKER=false`` keeps every breaker in its own process. Otherwise workers share them
-through ``COMPORTA_STATE``, else the file's ``state``, else ``REDIS_URL``, else this machine.
+``<NAME>_CIRCUIT_BREAKER_THRESHOLD`` and ``<NAME>_CIRCUIT_BREAKER_COOLDOWN`` (seconds) configure a breaker of
+any name (write ``-`` and ``.`` as ``_``); :mod:`comporta.settings` reads the other variables and the file.
+``USE_REDIS_CIRCUIT_BREAKER=false`` keeps every breaker in its own process. Otherwise workers share them
+through ``COMPORTA_STATE``, else the file's ``state``, else ``REDIS_URL``, else on this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "pcp": {"threshold": 30, "cooldown_seconds": 120.0},
     }
 )
-"""The defaults of these names, where they differ from those of ``BreakerConfig``."""
+"""The defaults of these names that differ from the defaults of ``BreakerConfig``."""
 
 BREAKERS_MAX = 1000
 """The largest number of named breakers in a process. Names belong to the program, not to its input."""
@@ -84,7 +84,7 @@ def _config_for(name: str, settings: Settings) -> BreakerConfig:
 
 
 def breaker_config_from_settings(name: str, table: BreakerSettings) -> BreakerConfig:
-    """Return the configuration that a table of the settings describes; the rest is the name's defaults."""
+    """Return the configuration that a settings table describes; what it omits has the name's defaults."""
     try:
         return BreakerConfig(**{**DEFAULTS.get(name, {}), **table.keyword_arguments()})
     except (TypeError, ValueError) as error:

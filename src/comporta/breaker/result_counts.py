@@ -33,7 +33,7 @@ def count_failures(
     """Count failures of one worker, of which the last ``streak`` are in a row.
 
     They start a new streak if their worker succeeded after the previous failure. A success in the future
-    means that a clock was set back: then it is unknown whether it came before or after that failure.
+    means that a clock was set back, so it is unknown whether the success came before or after that failure.
     """
     admitted = request.generation != NO_ADMISSION
     restarts = admitted and 0 < circuit.last_failure_us < request.succeeded_us <= now_us
@@ -112,7 +112,7 @@ def exceeds_ratio(circuit: Circuit, rules: CircuitRules, now_us: int) -> bool:
 
 
 def window_counts(circuit: Circuit) -> WindowSlice:
-    """Return the sum of the window, with the number of its oldest slice (-1: it is empty)."""
+    """Return the sum of the window, with the number of its oldest slice (-1 if the window is empty)."""
     if not circuit.slices:  # nearly always: rules on consecutive failures need no window
         return _EMPTY_WINDOW
     counts = [sum(part[at] for part in circuit.slices) for at in (1, 2, 3)]

@@ -56,7 +56,7 @@ class CircuitRules(NamedTuple):
 
     @property
     def ttl_us(self) -> int:
-        """How long an unused circuit is kept: longer than its first cooldown, and than a probe can run."""
+        """How long an unused circuit is kept: longer than its first cooldown and the limit of a probe."""
         needed = max(self.cooldown_us, self.probe_us) + TTL_MARGIN_US
         return max(300 * SECOND_US, needed, self.window_us, self.ramp_steps * self.ramp_step_us)
 
@@ -67,7 +67,7 @@ class CircuitRules(NamedTuple):
 
     @property
     def uses_window(self) -> bool:
-        """Whether a rule needs the number of calls in the window, so that successes must be counted."""
+        """Whether a rule depends on the number of calls in the window, so that successes must be counted."""
         return bool(self.failure_ppm or self.slow_ppm)
 
 
@@ -80,7 +80,7 @@ class CircuitRequest(NamedTuple):
 
     For ``REPORT_OPEN``: ``remaining_us`` is how long the circuit stays open, ``age_us`` how long ago it
     opened and ``cooldown_us`` the whole cooldown. For ``REPORT_FAILURES``: ``total`` is the number of
-    failures of this worker in this generation, and ``streak`` how many of them are in a row until now.
+    failures of this worker in this generation, and ``streak`` how many of the latest are in a row.
     """
 
     command: str
@@ -124,9 +124,9 @@ class FailingWorker(NamedTuple):
 
 
 class Circuit(NamedTuple):
-    """The whole state of a circuit. Each ``_ends_us`` is the time at which the group before it expires.
+    """The whole state of a circuit. Each ``_ends_us`` is the time at which the fields before it expire.
 
-    ``opened_us`` to ``trip_ends_us`` are the group of a circuit that tripped and has not closed since.
+    The group ``opened_us`` to ``trip_ends_us`` describes a circuit that tripped and has not closed since.
     ``cooldown_us`` is the length of its last cooldown. ``streak_start_us`` is the time of the first failure
     of the current run of failures.
     """
@@ -163,11 +163,11 @@ class CircuitReply(NamedTuple):
 
     ``remaining_us`` is the time until the circuit is no longer open; in the half-open phase, until a probe is
     free (0: now); in a ramp, until its next step. ``age_us`` is the time since it opened (-1: unknown),
-    ``cooldown_us`` the length of its last cooldown. ``own_failures`` is the number of failures of the worker
-    that asks, in this generation. ``calls``, ``failed`` and ``slow`` are the counts of the window, which
-    began ``window_age_us`` ago (-1: it is empty). ``probe`` is the number of the probe that this request got,
-    ``change`` what it changed. ``is_fallback``: the reply describes this worker's own circuit, because the
-    shared one is unreachable.
+    ``cooldown_us`` the length of its last cooldown. ``own_failures`` is the number of failures of the
+    requesting worker in this generation. ``calls``, ``failed`` and ``slow`` are the counts of the window,
+    which began ``window_age_us`` ago (-1: it is empty). ``probe`` is the number of the probe that this
+    request got, ``change`` what it changed. ``is_fallback`` is true if the reply describes this worker's own
+    circuit because the shared one is unreachable.
     """
 
     now_us: int
@@ -201,7 +201,7 @@ class ForcedState(NamedTuple):
 def parse_forced_state(record: bytes | None) -> ForcedState:
     """Parse an operator's record, such as ``b"open maintenance"``.
 
-    A record that begins with another word forces nothing. Control characters become spaces.
+    A record that begins with any other word has no effect. Control characters become spaces.
     """
     plain = bytes(32 if code < 32 or code == 127 else code for code in record or b"").strip(b" ")
     word, _, reason = plain.decode("utf-8", "replace").partition(" ")

@@ -1,9 +1,9 @@
 """The state machine of a circuit: the new state and the reply for each request. No I/O, and no clock.
 
 A circuit is *open* until ``open_until_us``. A circuit that has *tripped* is half-open once that time has
-passed; ``tripped`` is part of the state and never inferred from the number of failures. With a ramp it then
-closes step by step. Each transition starts a new generation, and the result of a call that was admitted in an
-earlier generation changes nothing.
+passed; ``tripped`` is part of the state and never inferred from the number of failures. With a ramp the
+circuit then closes step by step. Each transition starts a new generation, and the result of a call that was
+admitted in an earlier generation changes nothing.
 
 ``normalization`` drops what has expired before each step, and ``result_counts`` counts results.
 ``breaker.lua`` is the same algorithm for a server.
@@ -160,7 +160,7 @@ def _report_open(
 ) -> _CommandResult:
     """Open the circuit for the rest of a cooldown that a worker began during an outage of the store.
 
-    A circuit that changed after that cooldown began stays as it is: the change is based on newer results.
+    A circuit that has changed since that cooldown began is left alone: the change is based on newer results.
     With a quorum, the reporting worker counts as one of the failing ones.
     """
     cooldown_us = min(request.cooldown_us or rules.cooldown_us, longest_cooldown_us(rules))
@@ -184,7 +184,7 @@ def _report_open(
 def _report_failures(
     circuit: Circuit, rules: CircuitRules, request: CircuitRequest, now_us: int, forced: int
 ) -> _CommandResult:
-    """Count the failures of a worker during an outage of the store, without those that did reach it."""
+    """Count the failures of a worker during an outage of the store, except those that reached the store."""
     missing = request.total - own_failures(circuit, request.owner)
     if missing <= 0 or not (_is_current(circuit, request) and _counts_results(circuit)):
         return circuit, CHANGE_NONE, 0
@@ -213,7 +213,7 @@ def _is_current(circuit: Circuit, request: CircuitRequest) -> bool:
 
 
 def _is_half_open(circuit: Circuit) -> bool:
-    """Whether only probes are admitted, now or once the circuit is no longer open."""
+    """Whether only probes are admitted, now or when the circuit stops being open."""
     return circuit.tripped and not circuit.ramp_start_us
 
 
@@ -248,7 +248,7 @@ def _extend_ttl(circuit: Circuit, rules: CircuitRules, now_us: int) -> Circuit:
 
 
 def _trip(circuit: Circuit, rules: CircuitRules, reason: str, now_us: int) -> Circuit:
-    """Open the circuit. One that reopens without having closed keeps the time it first opened."""
+    """Open the circuit. A circuit that reopens without having closed keeps the time when it first opened."""
     cooldown_us = next_cooldown_us(circuit, rules)
     circuit = circuit._replace(
         open_until_us=now_us + cooldown_us,

@@ -1,7 +1,7 @@
-"""The store's clock as this process can know it: from the times in the store's replies.
+"""The store's clock, estimated from the times in the store's replies.
 
 A reply was made between the moment its request was sent and the moment the reply arrived. That bounds how far
-the store's clock is ahead of this machine's. Reads no clock itself.
+the store's clock is ahead of this machine's. This module reads no clock itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _DRIFT_PPM = 200
 class StoreClock:
     """Converts times of this machine's monotonic clock to times of the store's clock.
 
-    ``is_same``: the store uses this machine's clock. Otherwise a converted time is never later than the
-    true one, and earlier by at most the fastest journey of a reply.
+    ``is_same`` is true if the store uses this machine's clock. Otherwise a converted time is never later than
+    the true one, and earlier by at most the fastest transit time of a reply.
     """
 
     __slots__ = ("_is_same", "_offset_us", "_updated_us")
@@ -25,7 +25,7 @@ class StoreClock:
         self._updated_us = 0
 
     def record(self, store_us: int, sent_us: int, received_us: int) -> None:
-        """Learn from a reply that the store made at ``store_us``."""
+        """Update the estimate from a reply that the store made at ``store_us``."""
         if self._is_same:
             return
         known, low, high = self._offset_us, store_us - received_us, store_us - sent_us

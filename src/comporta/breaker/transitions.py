@@ -1,6 +1,6 @@
-"""The events and metrics of a circuit that changed, as this process notices it.
+"""The events and metrics for changes of a circuit that this process notices.
 
-Compares two replies. It does not read a store and knows nothing about who caused the change.
+Compares two replies. It does not read a store and does not know who caused the change.
 """
 
 from __future__ import annotations

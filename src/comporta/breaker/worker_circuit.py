@@ -1,7 +1,7 @@
-"""A worker's own circuit: it opens after failures in a row of this worker, whatever the other workers see.
+"""A worker's own circuit: it opens after consecutive failures of this worker, whatever others experience.
 
-It finds the one broken worker of many, whose failures the successes of the others hide. The state machine is
-that of shared circuits; nothing here reads a store. Failures still count in the shared circuit.
+It detects the one broken worker among many whose failures the successes of the others would hide. It uses the
+same state machine as shared circuits, and reads no store. Failures also count in the shared circuit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _PROBE = 1
 class WorkerCircuit:
     """The own circuit of this worker for one breaker.
 
-    ``is_closed``: no failure is counted, so that calls need not ask. ``generation`` goes with admissions.
+    ``is_closed`` is true while no failure is counted, so that calls need not ask. Admissions carry
+    ``generation``.
     """
 
     __slots__ = ("_circuit", "_lock", "_name", "_now_ns", "_rules", "generation", "is_closed")
@@ -71,7 +72,7 @@ class WorkerCircuit:
         return _refusal(reply) if reply.phase == OPEN or reply.remaining_us else None
 
     def admit(self) -> tuple[Admission | None, int]:
-        """Return the refusal of a call, if it is refused, and the probe that it gets (0: none)."""
+        """Return the refusal if the call is refused, and the number of the probe that it gets, or 0."""
         reply = self._step(CircuitRequest(ADMIT, probe=_PROBE))
         return (None if reply.probe or reply.phase == CLOSED else _refusal(reply)), reply.probe
 
@@ -88,12 +89,12 @@ class WorkerCircuit:
             events.publish("breaker_worker_closed", self._name, "closed again in this worker", "info")
 
     def release(self, admission: Admission) -> None:
-        """Give the probe of a call without a result back."""
+        """Release the probe of a call without a result."""
         if admission.own_probe:
             self._finish(RELEASE, admission)
 
     def release_probe(self) -> None:
-        """Give the probe back that ``admit`` returned, because the shared circuit refused the call."""
+        """Release the probe that ``admit`` returned, because the shared circuit refused the call."""
         self._step(CircuitRequest(RELEASE, probe=_PROBE))
 
     def reset(self) -> None:
@@ -101,7 +102,7 @@ class WorkerCircuit:
         self._step(CircuitRequest(RESET))
 
     def after_fork(self) -> None:
-        """Start without failures in a forked child."""
+        """Start with no failures in a forked child."""
         fork_safety.reinit_lock(self._lock)
         self.reset()
 

@@ -1,4 +1,4 @@
--- Appends an invalidation to the log of a cache. Twin of invalidation.py.
+-- Appends an invalidation to the log of a cache. Lua version of invalidation.py.
 --
 -- KEYS  1: the log (a string: the number of the latest invalidation, a space, all digests, the newest last)
 -- ARGV  1: now in µs, or 0 for the server's clock; 2: the digest of the changed key, 16 characters;

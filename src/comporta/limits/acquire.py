@@ -1,7 +1,7 @@
-"""Taking from one limit: the hot operation, with the smallest possible request and reply.
+"""Taking from one limit: the most frequent operation, with the smallest possible request and reply.
 
-All calls for one limit share its parameters and its override record, so a batch sends them once however many
-keys it contains, and the reply for each key is one number.
+All calls for one limit share its parameters and its override record, so a batch sends them only once for any
+number of keys, and the reply for each key is one number.
 
 Lua version: ``acquire.lua``, below the Lua text of the strategy and ``one_limit.lua``.
 """
@@ -24,11 +24,11 @@ _ATTEMPT = ClaimAttempt(0, NORMAL)
 
 
 class LimitDefinition:
-    """One limit as operations address it: strategy, name, and what they derive from both once.
+    """One limit as operations address it: its strategy, its name, and values derived from both once.
 
     ``fallback`` says how a worker decides during an outage (``outage_share.py``). ``current_strategy``
-    returns the strategy under the last override that this process saw. ``has_claims``: other processes may
-    wait for the same limit.
+    returns the strategy under the last override that this process saw. ``has_claims`` is true if other
+    processes may wait for the same limit.
     """
 
     __slots__ = (
@@ -74,8 +74,8 @@ class LimitDefinition:
 class AcquireOperation(Operation[int]):
     """Take an amount from one limit; the reply is the wait in microseconds.
 
-    The caller does not wait and is of the class "normal": it leaves what waiters of that class or a higher
-    one have claimed.
+    The caller does not wait and is of the class "normal": it leaves untouched what waiters of that class or a
+    higher one have claimed.
     """
 
     __slots__ = ("_definition", "amount", "key", "script")
@@ -94,7 +94,7 @@ class AcquireOperation(Operation[int]):
         return self._demand.state_keys
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
-        """Decide."""
+        """Take the amount if it is available and not claimed."""
         demand = self._demand
         state, claims = demand.split_states(states)
         new, wait_us = demand.take(state, claims, now_us)
@@ -115,11 +115,11 @@ class AcquireOperation(Operation[int]):
         return (self.amount,)
 
     def undo(self, reply: int) -> LimitOperation | None:
-        """Return what releases the amount granted to a cancelled caller."""
+        """Return the operation that releases the amount granted to a cancelled caller."""
         return None if reply else LimitOperation([self._demand.released])
 
     def fallback(self, outage: Outage) -> AcquireOperation:
-        """Return what takes from this worker's share of the limit."""
+        """Return the operation that takes from this worker's share of the limit."""
         return AcquireOperation(self._definition.local_share(outage), self.key, self.amount)
 
     def parse(self, raw: Sequence[Any]) -> int:

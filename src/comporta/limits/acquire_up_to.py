@@ -1,4 +1,4 @@
-"""Taking what there is: as much of an amount as one limit can grant now, in one step.
+"""Taking what is available: as much of an amount as one limit can grant now, in one step.
 
 Lua version: ``acquire_up_to.lua``, below the Lua text of the strategy, ``headroom.lua`` and
 ``one_limit.lua``.
@@ -17,7 +17,7 @@ from comporta.stores.base import Outage, Script, State
 
 
 class AcquireUpTo(OneLimitOperation[int]):
-    """Take as much of the demanded amount as there is; the reply is how much was granted."""
+    """Take as much of the demanded amount as is available; the reply is how much was granted."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class AcquireUpTo(OneLimitOperation[int]):
         return acquire_up_to_script(strategy.name, self.demand.name, tuple(strategy.params))
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
-        """Take what remains above the headroom and the claims of others, up to the amount."""
+        """Take what is left beyond the headroom and the claims of others, up to the amount."""
         demand, strategy = self.demand, self.demand.strategy
         state, claims = demand.split_states(states)
         kept = demand.headroom.floor(strategy, state, now_us, 1) + demand.kept_units(claims, now_us)
@@ -40,11 +40,11 @@ class AcquireUpTo(OneLimitOperation[int]):
         return [new, *unchanged[1:]], 0 if wait_us else amount
 
     def undo(self, reply: int) -> LimitOperation | None:
-        """Return what releases the amount granted to a cancelled caller."""
+        """Return the operation that releases the amount granted to a cancelled caller."""
         return LimitOperation([self.demand._replace(amount=reply).released]) if reply else None
 
     def fallback(self, outage: Outage) -> AcquireUpTo:
-        """Return what takes from this worker's share of the limit."""
+        """Return the operation that takes from this worker's share of the limit."""
         return AcquireUpTo(on_local_share(self.demand, outage))
 
     def parse(self, raw: Sequence[Any]) -> int:

@@ -1,4 +1,4 @@
-"""Code that a limit guards: ``async with limiter.limit(key):``, and decorated functions.
+"""Blocks and functions that a limit guards: ``async with limiter.limit(key):`` and the decorator.
 
 A block takes from the limit when it begins and holds nothing afterwards, so one object serves any number of
 blocks, calls, threads and tasks at the same time.
@@ -22,9 +22,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class LimitBlock:
-    """A block or a function that begins once the limit grants it; ``LimitReachedError`` if it does not.
+    """A block or function that begins when the limit grants it; ``LimitReachedError`` if it does not.
 
-    As a decorator it takes from the limit before each call. ``key`` may then be a function that gets the
+    As a decorator it takes from the limit before each call. ``key`` may then be a function that receives the
     arguments of the call and returns the key.
     """
 
@@ -55,7 +55,7 @@ class LimitBlock:
         pass
 
     def __call__(self, function: F) -> F:
-        """Return the function, plain or async, with the limit before each call."""
+        """Return the function, plain or async, wrapped to take from the limit before each call."""
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ def strategy_effect(bound: BoundLimit) -> Effect:
 
 
 class WrappedBoundLimit(BoundLimit):
-    """A bound limit in front of another, which knows the strategy, the server and the leases."""
+    """A bound limit that wraps another one, which knows the strategy, the server and the leases."""
 
     __slots__ = ("inner",)
 
@@ -56,12 +56,12 @@ class WrappedBoundLimit(BoundLimit):
 
     @property
     def remote(self) -> Any:
-        """The remote side of the limit behind it."""
+        """The remote side of the wrapped limit."""
         return self.inner.remote
 
     @property
     def leases(self) -> Any:
-        """The lease client of the limit behind it."""
+        """The lease client of the wrapped limit."""
         return self.inner.leases
 
     @property
@@ -82,8 +82,8 @@ class WrappedBoundLimit(BoundLimit):
 class RemoteBoundLimit(BoundLimit):
     """A limit whose decisions a server makes; its script reads the override record.
 
-    This process follows the override, too, because during an outage workers divide the overridden limit. It
-    only estimates how long a pause still lasts, for waiting callers, because a pause ends by the clock of the
+    This process also follows the override, because during an outage workers divide the overridden limit. For
+    waiting callers it can only estimate how long a pause will last, because a pause ends by the clock of the
     server.
     """
 
@@ -140,5 +140,5 @@ class RemoteBoundLimit(BoundLimit):
             self._pause = (until_us, self._store.clock.now_ns() // 1000 + length_us if until_us else 0)
 
     def pause_left_us(self, now_us: int) -> int:
-        """Return at most how long the pause still lasts, by the clock of this process."""
+        """Return the longest time that the pause can still last, by the clock of this process."""
         return max(0, self._pause[1] - now_us)

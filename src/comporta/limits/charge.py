@@ -1,8 +1,8 @@
-"""Charging a limit with what a worker granted elsewhere, whether it is available or not.
+"""Charging a limit with what a worker granted elsewhere, whether or not the amount is available.
 
-After an outage each worker reports this way what it granted from its local share. A report has a number, and
-the store remembers the last one of each worker and limit that it applied: a report that is sent again because
-its reply was lost is not charged again.
+After an outage each worker uses this operation to report what it granted from its local share. Each report
+has a number, and the store keeps the last number that it applied for each worker and limit, so a report that
+is sent again because its reply was lost is not charged twice.
 
 Lua version: ``charge.lua``, below the Lua text of the strategy.
 """
@@ -20,14 +20,14 @@ from comporta.stores.base import Operation, Script, State, StateKey, key_text
 from comporta.stores.records import RECORD
 
 MARKER_TTL_US = 3600 * SECOND_US
-"""How long a store remembers the last report of a worker: longer than the network keeps one on its way."""
+"""How long a store remembers the last report of a worker: longer than the network can delay one."""
 
 
 class ChargeOperation(Operation[bool]):
     """Charge one limit with an amount; returns whether it was charged now. The debt is bounded (``CHARGE``).
 
-    Charges of one ``reporter`` have growing numbers; one with a number that was already applied does nothing.
-    A ``number`` of 0 is applied each time.
+    Charges of one ``reporter`` have increasing numbers; a charge whose number was already applied has no
+    effect. A charge with ``number`` 0 is applied each time.
     """
 
     __slots__ = ("_number", "_reporter", "_strategy", "amount", "key", "name")
@@ -43,7 +43,7 @@ class ChargeOperation(Operation[bool]):
         self.amount = amount
 
     def as_report(self, reporter: str, number: int) -> ChargeOperation:
-        """Return the same charge, which takes effect once."""
+        """Return the same charge as a numbered report, which takes effect only once."""
         return ChargeOperation(
             self._strategy, self.name, self.key, self.amount, reporter=reporter, number=number
         )

@@ -1,7 +1,7 @@
 """Taking from one limit with a priority class, in order with the waiters of other processes.
 
-It takes what ``AcquireOperation`` takes, but leaves the headroom of the higher classes and the units that
-others claimed before untouched; a caller that waits leaves a claim of its own (``claims.py``).
+It works like ``AcquireOperation``, but leaves untouched the headroom of higher classes and the units that
+others claimed before; a caller that waits leaves a claim of its own (``claims.py``).
 
 Lua version: ``claims.lua``, below the Lua text of the strategy, ``headroom.lua`` and ``claim_support.lua``.
 """
@@ -45,7 +45,7 @@ class ClaimOperation(Operation[int]):
         return self._demand.state_keys
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], int]:
-        """Take what neither a floor nor a claim keeps back, and renew or withdraw the claim."""
+        """Take what neither a headroom nor a claim reserves, and renew or withdraw the claim."""
         attempt = self._demand.attempt
         if attempt is None:
             new, wait_us = self._take(states[0], now_us, 0)
@@ -62,7 +62,7 @@ class ClaimOperation(Operation[int]):
         return take_in_order(strategy, state, now_us, amount, floor=floor, ahead=ahead)
 
     def script_keys(self) -> tuple[str]:
-        """Return the state of the key, which holds the claims, too."""
+        """Return the state of the key, which also holds the claims."""
         return (self._demand.state_text,)
 
     def script_args(self) -> tuple[int, ...]:
@@ -71,11 +71,11 @@ class ClaimOperation(Operation[int]):
         return (self._demand.amount, self._demand.headroom.units, *attempt)
 
     def undo(self, reply: int) -> LimitOperation | None:
-        """Return what releases the amount granted to a cancelled caller."""
+        """Return the operation that releases the amount granted to a cancelled caller."""
         return None if reply else LimitOperation([self._demand.released])
 
     def fallback(self, outage: Outage) -> ClaimOperation:
-        """Return what takes from this worker's share of the limit, which has no claims."""
+        """Return the operation that takes from this worker's share of the limit, which has no claims."""
         return ClaimOperation(self.script, on_local_share(self._demand, outage), None)
 
     def parse(self, raw: Sequence[Any]) -> int:

@@ -20,9 +20,9 @@ local function claims_text(key)
   return type(text) == 'string' and text or ''
 end
 
--- The live claims of others as texts, and the units of those that come before this caller. If the last of them in order
--- comes after this caller, the field `last` is its index. The field `first_us` is since when the first of the caller's
--- class waits, this caller included.
+-- The live claims of others as texts, and the units of those that come before this caller. If the last of
+-- them in order comes after this caller, the field `last` is its index. The field `first_us` is the time
+-- since which the first of the caller's class, this caller included, has been waiting.
 local function read_claims(text, now_us, own, own_rank, own_since_us)
   local others, ahead = {}, 0
   if text == '' then return others, ahead end
@@ -44,9 +44,9 @@ local function read_claims(text, now_us, own, own_rank, own_since_us)
   return others, ahead
 end
 
--- Writes the claims of others, and that of a caller that has to wait for `wait_us` and will wait for `left_us`. Returns
--- when the caller retries: without a claim after half of the time that it has waited, or by which the first of its class
--- has waited longer.
+-- Writes the claims of others, and that of a caller that has to wait for `wait_us` and will wait for
+-- `left_us`. Returns when the caller retries: a caller without a claim retries after half of the time that it
+-- has waited, or after the time by which the first of its class has waited longer.
 local function write_claims(key, now_us, text, claims, own, rank, since_us, units, wait_us, left_us)
   local retry_us = wait_us
   if wait_us > 0 and wait_us <= left_us then
@@ -66,6 +66,6 @@ local function write_claims(key, now_us, text, claims, own, rank, since_us, unit
     return retry_us
   end
   call('HSET', key, 'w', changed)
-  if call('PTTL', key) < 0 then expire(key, 0) end -- the claims are all there is
+  if call('PTTL', key) < 0 then expire(key, 0) end -- the key holds nothing but the claims
   return retry_us
 end

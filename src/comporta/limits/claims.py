@@ -1,10 +1,10 @@
 """Claims on a limit: the first waiter of each process keeps its place among those of other processes.
 
-Without claims, a waiter that needs many units starves: callers of other processes that need one take each
-unit as it arrives. A first waiter that was refused therefore leaves a claim (its units, its class, and since
-when its process waits), and later callers of the same or a lower class leave those units untouched, whether
-they wait or not. Higher classes ignore it. A claim expires unless its process retries. The module is pure: it
-reads no clock and does no I/O.
+Without claims, a waiter that needs many units would starve: callers of other processes that need only one
+would take each unit as it becomes available. The first waiter of a process therefore leaves a claim when it
+is refused: its units, its class, and since when its process has been waiting. Later callers of the same or a
+lower class leave those units untouched, whether they wait or not; higher classes ignore the claim. A claim
+expires unless its process retries. The module is pure: it reads no clock and does no I/O.
 
 Lua version: ``one_limit.lua``, ``claim_support.lua``.
 """
@@ -21,7 +21,7 @@ from comporta.limits.strategies.base import Strategy, ceil_div
 from comporta.stores.base import GONE, State, StateType
 
 CLAIMS_MAX = 16
-"""How many claims a key keeps: those of the processes that are first. The others retry less often."""
+"""How many claims a key keeps, for the processes that are first. The others retry less often."""
 
 CLAIM_TTL_US = 250_000
 """How long a claim outlives the time of its process's next attempt."""
@@ -31,11 +31,11 @@ RETRY_EVERY_US = 1_000_000
 
 
 BLOCKED_US_MIN = 1_000
-"""The shortest wait of a caller that others precede, however much there is."""
+"""The shortest wait of a caller behind others, however much is available."""
 
 
 class LimitClaim(NamedTuple):
-    """A claim: who left it, its class, since when its process waits, its units, and when it expires."""
+    """A claim: who left it, its class, since when its process has waited, its units, and its expiry."""
 
     claimant: int
     rank: int
@@ -50,7 +50,7 @@ LimitClaims = tuple[LimitClaim, ...]
 class ClaimAttempt(NamedTuple):
     """An attempt to take: who tries, its class, how long its process has waited, and how long it will wait.
 
-    With a ``left_us`` below 0 the caller does not wait, and leaves no claim; as claimant it is 0, so that it
+    With a ``left_us`` below 0 the caller does not wait and leaves no claim; its claimant is 0, so that it
     does not withdraw the claim of its process.
     """
 
@@ -65,7 +65,7 @@ NO_ATTEMPT = ClaimAttempt(0, -1)
 
 
 def live_claims(claims: LimitClaims, now_us: int) -> LimitClaims:
-    """Return the claims that have not expired; after the clock was set back a future one starts now."""
+    """Return the live claims; one that starts in the future (the clock was set back) starts now."""
     latest_us = now_us + RETRY_EVERY_US + CLAIM_TTL_US
     for _, _, since_us, _, ends_us in claims:
         if since_us > now_us or not now_us < ends_us <= latest_us:
@@ -94,8 +94,8 @@ def claims_after(
 ) -> LimitClaims:
     """Return the claims after an attempt that has to wait for ``wait_us``; 0 means that it was granted.
 
-    A caller that was granted, or that will not wait that long, withdraws its claim. If there is no room, the
-    claim that is last in order gives way.
+    A caller that was granted its units, or that will not wait that long, withdraws its claim. If there is no
+    room, the claim that is last in order is dropped.
     """
     others = claims
     if has_claim(claims, attempt.claimant):
@@ -118,15 +118,15 @@ def has_claim(claims: LimitClaims, claimant: int) -> bool:
 
 
 _place: Callable[[LimitClaim], tuple[int, int, int]] = itemgetter(1, 2, 0)
-"""Returns what orders claims: the class, since when its process waits, and the claimant."""
+"""The sort key of claims: the class, since when the process has been waiting, and the claimant."""
 
 
 def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, now_us: int, wait_us: int) -> int:
     """Return when a caller that has to wait for ``wait_us`` retries, given the claims after its attempt.
 
-    Without a claim it retries after half of the time that it has waited, or by which the first of its class
-    has waited longer: all units until then go to those that are first, and attempts do not grow with the
-    fleet and the rate.
+    A caller without a claim retries after half of the time that it has waited, or after the time by which the
+    first of its class has waited longer. All units until then go to those that are ahead, and the number of
+    attempts does not grow with the fleet and the rate.
     """
     _, own_rank, waited_us, left_us = attempt
     if not 0 < wait_us <= left_us or has_claim(claims, attempt.claimant):
@@ -137,7 +137,7 @@ def retry_wait_us(claims: LimitClaims, attempt: ClaimAttempt, now_us: int, wait_
 
 
 def changed_claims(old: LimitClaims | None, claims: LimitClaims) -> State | None:
-    """Return the new state for some claims: ``None`` if they are the old ones."""
+    """Return the new state for some claims; ``None`` if they have not changed."""
     if claims == (old or ()):
         return None
     return claims or GONE
@@ -153,9 +153,9 @@ def take_in_order(
     ahead: int,
     max_wait_us: int = 0,
 ) -> tuple[State | None, int]:
-    """Take what neither the headroom of higher classes nor the claims of others keep back.
+    """Take what neither the headroom of higher classes nor the claims of others reserve.
 
-    The result is that of :meth:`Strategy.step`.
+    Returns what :meth:`Strategy.step` returns.
     """
     missing = amount + floor + ahead - strategy.effective_at(now_us)[0].params.capacity
     if ahead and missing > 0:
@@ -174,7 +174,7 @@ def _refuse_behind_claims(
     capacity, per_us, unit, _ = current.params
     new, wait_us = current.step(state, now_us, capacity)
     more_us = ceil_div(missing * unit, per_us) if per_us else 0
-    refused = new if wait_us else None  # a refusal changes a state only in time
+    refused = new if wait_us else None  # a refusal only brings a state up to date
     return refused, max(wait_us + more_us, paused_us, BLOCKED_US_MIN)
 
 
@@ -207,7 +207,7 @@ class _ClaimsStateType(StateType):
         return max([claim[4] for claim in state], default=0)
 
     def blocks_fast_path(self, state: State) -> bool:
-        """Whether a claim binds callers of the class "normal", to which fast paths belong."""
+        """Whether a claim applies to callers of the class "normal", the class of all fast paths."""
         return any(claim.rank <= NORMAL for claim in state)
 
 

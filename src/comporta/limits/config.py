@@ -1,4 +1,4 @@
-"""The configuration of a limit: how much, how fast, by which strategy. Frozen, and validated when created."""
+"""The configuration of a limit: capacity, rate and strategy. Frozen, and validated when created."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class LimitConfig:
     closed_after: float = 0.0
 
     def __post_init__(self) -> None:
-        """Validate at once, so that no limiter ever sees an invalid configuration."""
+        """Validate at creation, so that no limiter ever sees an invalid configuration."""
         object.__setattr__(self, "strategy", _normalize_strategy(self.strategy))
         object.__setattr__(self, "lease", _lease_seconds(self.lease))
         self.validate()
 
     def validate(self) -> None:
-        """Raise ``ValueError`` or ``TypeError`` for a value that no limit can have."""
+        """Raise ``ValueError`` or ``TypeError`` for an invalid value."""
         require_number("rate", self.rate, above=0, maximum=RATE_MAX)
         require_integer("capacity", self.capacity, 1, CAPACITY_MAX)
         strategy = strategy_type(self.strategy_name)
@@ -138,7 +138,7 @@ class LimitConfig:
         """Parse ``"10/s"``, ``"100/minute burst 20"``, ``"5/15m"`` or ``"1000/day at 00:00 Europe/Lisbon"``.
 
         The burst of a bucket is the amount itself unless the text gives one. A window has no burst. A day or
-        month with a time and a time zone is a calendar window, which is a strategy of its own.
+        month with a time and a time zone makes a calendar window, which is a separate strategy.
         """
         if not isinstance(text, str):
             raise TypeError(f"limit must be a LimitConfig or a str such as '10/s', got {text!r:.100}")
@@ -172,7 +172,7 @@ class LimitConfig:
 
     @classmethod
     def coerce(cls, limit: LimitConfig | str, strategy: LimitStrategy | str | None = None) -> LimitConfig:
-        """Return a configuration for a configuration or for text; ``strategy`` replaces its strategy."""
+        """Return a configuration from a configuration or text; ``strategy`` replaces its strategy."""
         if isinstance(limit, LimitConfig):
             return limit if strategy is None else replace(limit, strategy=strategy)
         return cls.parse(limit, strategy or LimitStrategy.TOKEN_BUCKET)
@@ -190,7 +190,7 @@ class LimitConfig:
 
     @property
     def lease_us(self) -> int:
-        """How long a lease may keep units from other workers, in µs; a small part of a window."""
+        """How long a lease may keep units from other workers, in µs: a small part of a window."""
         return strategy_type(self.strategy_name).lease_us(self)
 
     def build_strategy(self) -> RegisteredStrategy:
@@ -203,10 +203,10 @@ Limits = LimitConfig | str | Sequence[LimitConfig | str] | Mapping[str, LimitCon
 
 
 def split_limits(limit: Limits, name: str) -> dict[str, tuple[str, LimitConfig | str]]:
-    """Return each limit by what callers call it, with the name of its limiter.
+    """Return the limits by the names that callers use, each with the name of its limiter.
 
-    Named limits are called by their names. The first of a list has the ``name`` of the whole, so that a
-    second limit does not change the state of the first.
+    Named limits keep their names. The first limit of a list has the ``name`` of the whole list, so that
+    adding a second limit does not change the state of the first.
     """
     if isinstance(limit, str) and ";" in limit:
         limit = limit.split(";")
@@ -235,7 +235,7 @@ def _calendar_fields(parts: re.Match[str], strategy: str) -> dict[str, Any]:
 
 
 def class_headrooms(config: LimitConfig) -> tuple[Headroom, ...]:
-    """Return what callers of each priority class leave to the higher ones."""
+    """Return the headroom that callers of each priority class leave to higher classes."""
     batch = config.batch_headroom
     if batch is None:
         batch = max(config.normal_headroom, config.capacity // 2)
@@ -259,7 +259,7 @@ def _normalize_strategy(strategy: LimitStrategy | str) -> LimitStrategy | str:
 
 
 def _lease_seconds(lease: bool | float | str) -> bool | float:
-    """Return what users may write for a lease as seconds, or ``False``."""
+    """Return a lease in any form that users may write as seconds, or ``False``."""
     if isinstance(lease, bool):
         return LEASE_DEFAULT if lease else False
     if isinstance(lease, int | float):

@@ -34,7 +34,7 @@ class GroupUnits:
 
 
 def cost_amounts(field: str, cost: Cost, names: Sequence[str], defaults: Sequence[int]) -> list[int]:
-    """Return what each limit is charged; a limit that a mapping leaves out gets its default.
+    """Return the charge of each limit; a limit that a mapping leaves out gets its default.
 
     ``field`` is the argument that the caller passed, for error messages.
     """

@@ -14,10 +14,10 @@ class Decision(NamedTuple):
     """Whether a request is allowed, and the use of its key. Times are float seconds.
 
     ``limit`` is the capacity in effect, and ``remaining`` how many units the key could still take now.
-    ``retry_after`` is 0 for an allowed request. Otherwise the limiter refuses the same request before that
-    time and grants it then, unless another caller takes the capacity first. ``reset_after`` is when the key
-    will be unused again. ``paused`` is how long the limit grants nothing, whatever remains. ``would_refuse``:
-    only the shadow mode of the limit allows the request.
+    ``retry_after`` is 0 for an allowed request. Otherwise the limiter refuses the same request until then and
+    grants it afterwards, unless another caller takes the capacity first. ``reset_after`` is when the key will
+    be unused again. ``paused`` is how long the limit grants nothing, whatever remains. ``would_refuse`` is
+    true if the request is allowed only because the limit is in shadow mode.
     """
 
     allowed: bool
@@ -40,7 +40,7 @@ class Stats:
     ``tokens_available`` is how many units the key could take now, and ``requests_last_minute`` how many it
     took in the last minute. ``limit`` is the capacity in effect, ``original`` the capacity without
     degradation, and ``paused`` the seconds for which the limit grants nothing. ``fallback`` says since when
-    and why this worker decides from its local share; the numbers are then those of the share.
+    and why this worker decides from its local share; the numbers then describe the share.
     """
 
     tokens_available: int
@@ -52,7 +52,7 @@ class Stats:
 
 
 def decision_from_reply(reply: LimitReply, *, allowed: bool) -> Decision:
-    """Return the decision that a limit's reply means."""
+    """Return the decision that corresponds to a limit's reply."""
     return Decision(
         allowed,
         reply.capacity,

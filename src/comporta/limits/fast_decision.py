@@ -1,6 +1,6 @@
-"""Whole decisions where the state is in this process: the fast path of ``decide`` and of inbound limits.
+"""Complete decisions for state in this process: the fast path of ``decide`` and of inbound limits.
 
-Both decide on the direct path of ``acquire``, without a flow or an operation, and with the same replies.
+Both use the direct path of ``acquire``, without a flow or an operation, and give the same replies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class FastDecision(NamedTuple):
-    """The reply of a limit, and the parameters that it decided by."""
+    """The reply of a limit, and the parameters on which it is based."""
 
     reply: LimitReply
     params: LimitParams
@@ -32,14 +32,14 @@ class FastDecision(NamedTuple):
 def fast_decider(limiter: BaseLimiter) -> Callable[[Any, int], FastDecision] | None:
     """Return a function that takes from a limit or raises ``WouldBlock``; ``None`` if there is no fast path.
 
-    A server decides in its own time, a limiter with ``limit_for`` calls a function of the program, and one in
-    shadow mode counts what it would refuse.
+    There is none if a server decides, if a ``limit_for`` calls a function of the program, or in shadow mode,
+    which counts what the limit would refuse.
     """
     return _fast_path(limiter._flows, _reply_step)
 
 
 def decision_path(flows: LimitFlows) -> Callable[[Any, int], Decision] | None:
-    """Return the fast path of ``decide``, which raises ``WouldBlock`` where the flow has to go on.
+    """Return the fast path of ``decide``, which raises ``WouldBlock`` if the flow must decide instead.
 
     ``None`` if there is none.
     """
@@ -54,7 +54,7 @@ def _fast_path(flows: LimitFlows, step_of: StepOf[R]) -> Callable[[Any, int], R]
 
 
 def _reply_step(strategy: Strategy) -> Step[FastDecision]:
-    """Return the step of a strategy that replies with a whole decision instead of a wait."""
+    """Return the step of a strategy that replies with a complete decision instead of a wait."""
 
     def step(state: State | None, now_us: int, cost: int) -> tuple[State | None, FastDecision]:
         new, wait_us = strategy.step(state, now_us, cost)

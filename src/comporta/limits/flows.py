@@ -1,7 +1,7 @@
-"""What a limiter can do, each method once, as a flow.
+"""Every method of a limiter, implemented once as a flow.
 
-``limiter.py`` drives these flows for coroutines and for threads. Neither has logic of its own, except the
-fast path of a single decision.
+``limiter.py`` drives these flows for coroutines and ``sync_limiter.py`` for threads. Neither has logic of its
+own, except the fast path of a single decision.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LimitFlows:
     def acquire_flow(
         self, key: Key, cost: int, timeout: float | None, caller: Caller | None = None
     ) -> Flow[bool]:
-        """Take ``cost``, waiting up to ``timeout`` seconds; by default the caller is that of the context."""
+        """Take ``cost``, waiting up to ``timeout`` seconds; by default the context gives the caller."""
         text = normalize_key(key)
         check_cost(cost)
         check_timeout(timeout)
@@ -117,7 +117,7 @@ class LimitFlows:
         has_headroom = self.has_headroom(caller.rank)
         if timeout == 0:
             if not self.wait_queue.is_empty(text, caller.rank):
-                return False  # the waiting callers came first
+                return False  # callers that already wait go first
             if has_headroom or (caller.rank != NORMAL and self._has_claims(cost)):
                 attempt = self._passing_attempt(caller.rank)
                 return (yield from self._claim_flow(text, cost, caller.rank, attempt)) == 0
@@ -147,7 +147,7 @@ class LimitFlows:
         )
 
     def acquire_first_flow(self, key: Key, timeout: float, caller: Caller) -> Flow[bool]:
-        """Take one unit before the caller joins the wait queue, where a server decides; false: it must wait.
+        """Take one unit from a server before the caller joins the wait queue; false if it must wait.
 
         An ordinary call then needs neither a waiter nor its locks. A refused caller leaves a claim, and the
         next ones join the queue first (``is_contended``).
@@ -172,7 +172,7 @@ class LimitFlows:
         return self._decision(reply, counts=True)
 
     def _decide_behind_waiters_flow(self, key: Key, cost: int, caller: Caller) -> Flow[Decision]:
-        """Refuse until the callers that wait in this process can have been served."""
+        """Refuse until the waiting callers of this process can have been served."""
         decision = yield from self.peek_flow(key, cost, caller)
         earliest_us = self.wait_queue.earliest_us(normalize_key(key), cost, caller)
         wait_us = max(BLOCKED_US_MIN, earliest_us - self.store.clock.now_ns() // 1000)
@@ -180,12 +180,12 @@ class LimitFlows:
         return decision._replace(allowed=False, retry_after=retry_after)
 
     def acquire_up_to_flow(self, key: Key, cost: int, caller: Caller | None = None) -> Flow[int]:
-        """Take as much of ``cost`` as there is, and return how much that was."""
+        """Take as much of ``cost`` as is available, and return that amount."""
         text = normalize_key(key)
         require_integer("cost", cost, 1, CAPACITY_MAX)
         caller = resolve_caller(None, None) if caller is None else caller
         if not self.wait_queue.is_empty(text, caller.rank):
-            return 0  # the waiting callers came first
+            return 0  # callers that already wait go first
         demand = yield from self._passing_demand_flow(text, cost, caller)
         granted: int = yield Apply(self.store, AcquireUpTo(demand))
         if self.shadow is not None and granted < cost:
@@ -203,7 +203,7 @@ class LimitFlows:
         return self._decision(reply, counts=False)
 
     def _decision(self, reply: LimitReply, *, counts: bool) -> Decision:
-        """Return the decision that a reply means; in shadow mode a refusal is counted and granted."""
+        """Return the decision for a reply; in shadow mode a refusal is counted and granted."""
         allowed = reply.wait_us == 0
         if allowed or self.shadow is None:
             return decision_from_reply(reply, allowed=allowed)
@@ -256,17 +256,18 @@ class LimitFlows:
         return self.current_strategy().effective_at(self.store.clock.now_ns() // 1000)[0].pace_us(units)
 
     def flows_of(self, text: str) -> LimitFlows:
-        """Return the flows of the limit that a key has: these, unless keys have limits of their own."""
+        """Return the flows of a key's limit: these, unless keys have limits of their own."""
         return self
 
     def has_headroom(self, rank: int) -> bool:
-        """Whether callers of this class leave something to higher ones."""
+        """Whether callers of this class leave headroom to higher classes."""
         return self._headrooms[rank].units > 0
 
     def fast_path_checks(self) -> tuple[Collection[str], Callable[[Key], bool]]:
-        """Return what a fast path checks: a call needs a flow if the first is not empty and the second true.
+        """Return a fast path's checks: a call needs a flow if the first is not empty and the second true.
 
-        The second is called with the key. Then callers wait for it, or every caller leaves headroom.
+        The second is called with the key. A flow is needed if callers wait for the key, or if every caller
+        leaves headroom.
         """
         if self.has_headroom(NORMAL):
             return ("",), lambda key: True
@@ -275,7 +276,7 @@ class LimitFlows:
     def demand_flow(
         self, text: str, amount: int, rank: int | None = None, attempt: ClaimAttempt | None = None
     ) -> Flow[LimitDemand]:
-        """Return what an operation wants of this limit; without a class it may take everything."""
+        """Return the demand of an operation on this limit; without a class it may take everything."""
         strategy = self._remote_strategy
         if strategy is None:
             strategy = yield self.read_strategy
@@ -304,11 +305,11 @@ class LimitFlows:
         return ClaimAttempt(0, rank) if self.store.shared else None
 
     def _has_claims(self, cost: int) -> bool:
-        """Whether waiters leave claims; with a lease only those that need several units at once."""
+        """Whether waiters leave claims; with a lease, only waiters that need several units at once do."""
         return self.store.shared and (self.lease_client is None or cost > 1)
 
     def _wait_in_order_flow(self, text: str, cost: int, rank: int, deadline_us: int) -> Flow[int]:
-        """Take ``cost`` above the floor of a class; a caller that is refused leaves a claim."""
+        """Take ``cost`` above the headroom of a class; a caller that is refused leaves a claim."""
         attempt = None
         if self.store.shared:
             now_us = self.store.clock.now_ns() // 1000
@@ -327,10 +328,11 @@ class LimitFlows:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a waiter of this process was refused behind claims, or left one, not long ago.
+        """Whether a waiter of this process was recently refused because of claims, or left one.
 
-        Until then a waiting caller may first try without a claim, which is much faster where this process
-        decides. ``contended_until_us`` is 0 if no waiter ever was: fast paths check that without a call.
+        While it is false, a waiting caller may first try without a claim, which is much faster if this
+        process decides. ``contended_until_us`` is 0 if that never happened, so that fast paths can check it
+        without a call.
         """
         until_us = self.contended_until_us
         return until_us > 0 and self.store.clock.now_ns() // 1000 < until_us
@@ -348,10 +350,10 @@ class LimitFlows:
         return replies[0]
 
     def _queue_turn_flow(self, text: str, cost: int, timeout: float | None) -> Flow[bool]:
-        """Take the next turn of a queue and wait for it; an assigned turn is spent, used or not.
+        """Take the next turn of a queue and wait for it; an assigned turn is spent whether used or not.
 
-        If the limit was paused meanwhile, all assigned turns would come at the end of the pause. The flow
-        therefore takes a new turn then.
+        If the limit is paused meanwhile, all assigned turns would fall at the end of the pause, so the flow
+        takes a new turn.
         """
         clock, deadline_us = self.store.clock, self._deadline_us(timeout)
         while True:
@@ -375,7 +377,7 @@ class LimitFlows:
         yield Sleep(self.store.clock, to_seconds(wait_us))
 
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
-        """Raise for a cost that the limit could never grant; an override may have raised the capacity."""
+        """Raise an error for a cost that the limit, with any override, can never grant."""
         if cost > self.config.capacity:
             reply = yield from self._apply_flow(text, 0)
             capacity = max(reply.capacity, reply.original)

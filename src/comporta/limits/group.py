@@ -32,10 +32,10 @@ class LimitGroup:
         provider = LimitGroup(limit={"requests": "10/s", "tokens": "100000/minute"}, name="provider")
         await provider.acquire("user:42", cost={"requests": 1, "tokens": 1200})
 
-    Pass limiters, or ``limit``: a list of limits, limits by name, or text such as ``"10/s; 1000/day"``. Then
-    the group creates their limiters on ``state`` under ``name``, and every limit has the same key. A cost is
-    a number for every limit or numbers by name; a limit that is left out costs 1. ``sync`` has the same
-    methods for blocking code.
+    Pass limiters, or ``limit``: a list of limits, limits by name, or text such as ``"10/s; 1000/day"``. With
+    ``limit``, the group creates the limiters on ``state`` under ``name``, and every limit has the same key. A
+    cost is one number for every limit, or a number for each name; a limit that is left out costs 1. ``sync``
+    has the same methods for blocking code.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LimitGroup:
         self.sync = SyncLimitGroup(self._flows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the limiters by name: another process decides on the same states."""
+        """Pickle the limiters by name, so that another process decides on the same states."""
         flows = self._flows
         require_picklable(f"the group of {', '.join(flows.names)}", flows.store)
         return _restore_group, (flows.limiters, flows.names, flows.has_one_key)
@@ -84,7 +84,7 @@ class LimitGroup:
     ) -> bool:
         """Take ``cost`` from every limit or from none; ``keys`` are in the order of the limiters.
 
-        ``priority`` and ``owner`` are those of :meth:`BaseLimiter.acquire`.
+        ``priority`` and ``owner`` are as in :meth:`BaseLimiter.acquire`.
         """
         caller = resolve_caller(priority, owner)
         return await run_async(self._flows.acquire_flow(keys, cost, timeout, caller))
@@ -98,9 +98,9 @@ class LimitGroup:
         await run_async(self._flows.release_flow(keys, cost))
 
     async def settle(self, keys: Keys, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
-        """Credit or debit each limit what a call cost less or more than you acquired for it.
+        """Credit or debit each limit with the difference between what you acquired and what the call cost.
 
-        A limit that ``used`` leaves out stays as it is. See :meth:`BaseLimiter.settle`.
+        A limit that ``used`` leaves out is not changed. See :meth:`BaseLimiter.settle`.
         """
         return await run_async(self._flows.settle_flow(keys, reserved, used, granted_at))
 
@@ -108,7 +108,7 @@ class LimitGroup:
     async def reserve(
         self, keys: Keys, cost: Cost = 1, timeout: float | None = 0
     ) -> AsyncIterator[Reservation]:
-        """Take an estimate from every limit for the block, and settle it when the block has set ``used``.
+        """Take an estimate from every limit for a block, and settle it if the block sets ``used``.
 
         Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
         """
@@ -117,7 +117,7 @@ class LimitGroup:
         await run_async(self._flows.settle_reservation_flow(keys, reservation))
 
     async def aclose(self) -> None:
-        """Send what waits to be settled and close the store's connections; they reopen when needed."""
+        """Send pending settlements and close the store's connections; they reopen when needed."""
         await run_async(self._flows.settlements.flush_flow())
         await self._flows.store.aclose()
 
@@ -156,18 +156,18 @@ class SyncLimitGroup:
         run(self._flows.release_flow(keys, cost))
 
     def settle(self, keys: Keys, reserved: Cost, used: Cost, granted_at: float | None = None) -> bool:
-        """Credit or debit each limit what a call cost less or more than you acquired for it."""
+        """Credit or debit each limit with the difference between what you acquired and what the call cost."""
         return run(self._flows.settle_flow(keys, reserved, used, granted_at))
 
     @contextmanager
     def reserve(self, keys: Keys, cost: Cost = 1, timeout: float | None = 0) -> Iterator[Reservation]:
-        """Take an estimate from every limit for the block, and settle it when the block has set ``used``."""
+        """Take an estimate from every limit for a block, and settle it if the block sets ``used``."""
         reservation = run(self._flows.reserve_flow(keys, cost, timeout))
         yield reservation
         run(self._flows.settle_reservation_flow(keys, reservation))
 
     def close(self) -> None:
-        """Send what waits to be settled and close the store's blocking connections; they reopen on use."""
+        """Send pending settlements and close the store's blocking connections; they reopen when needed."""
         run(self._flows.settlements.flush_flow())
         self._flows.store.close_connections()
 

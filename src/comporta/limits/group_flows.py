@@ -1,7 +1,7 @@
-"""What a group of limits can do, each method once; blocking and awaiting callers share it.
+"""Every method of a limit group, implemented once for blocking and async callers.
 
-All limits of a group are charged in one operation on their store, or none is. ``group.py`` has the faces that
-users call.
+All limits of a group are charged in one operation on their store, or none is. ``group.py`` has the classes
+that users call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Keys = Key | Sequence[Key]
 class GroupFlows:
     """The flows of a group: its limiters, which share one store, and the callers that wait for all of them.
 
-    ``names``: what costs call the limits. ``has_one_key``: every limit has the same key.
+    ``names`` are the names of the limits in costs. ``has_one_key`` is true if every limit has the same key.
     """
 
     def __init__(self, limiters: Sequence[BaseLimiter], names: Sequence[str], *, has_one_key: bool) -> None:
@@ -59,7 +59,7 @@ class GroupFlows:
         queue_key, clock = "\0".join(texts), self.store.clock
         if timeout == 0:
             if not self.wait_queue.is_empty(queue_key, caller.rank):
-                return False  # the waiting callers came first
+                return False  # callers that already wait go first
             return (yield from self._try_acquire_flow(texts, amounts, caller.rank, None, waits_us)) == 0
         deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
         return (
@@ -111,7 +111,7 @@ class GroupFlows:
         self.wait_queue.wake_first("\0".join(texts))
 
     def settle_flow(self, keys: Keys, reserved: Cost, used: Cost, granted_at: float | None) -> Flow[bool]:
-        """Credit or debit each limit what a call cost less or more; true if that changed one."""
+        """Credit or debit each limit with the difference in cost; true if that changed any of them."""
         texts = self._normalize_keys(keys)
         taken = cost_amounts("reserved", reserved, self.names, self._ones)
         spent = cost_amounts("used", used, self.names, taken)
@@ -123,7 +123,7 @@ class GroupFlows:
         return any(replies)
 
     def reserve_flow(self, keys: Keys, cost: Cost, timeout: float | None) -> Flow[Reservation]:
-        """Take an estimate from every limit; raises if it is not granted in time."""
+        """Take an estimate from every limit; raise an error if it is not granted in time."""
         if not (yield from self.acquire_flow(keys, cost, timeout)):
             decision = yield from self.decide_flow(keys, cost)
             if not decision.allowed:
@@ -136,7 +136,7 @@ class GroupFlows:
         return LimitReachedError(text, name, decision.retry_after)
 
     def settle_reservation_flow(self, keys: Keys, reservation: Reservation) -> Flow[None]:
-        """Settle what a reservation has used, together with others where that saves a round trip."""
+        """Settle what a reservation has used, together with others if that saves a round trip."""
         texts, taken = self._normalize_keys(keys), reservation.reserved_amounts
         settlements = yield from self._settlements_flow(
             texts, taken, reservation.used_amounts, reservation.granted_at
@@ -156,7 +156,7 @@ class GroupFlows:
         return settlements
 
     def _check_cost_flow(self, texts: Sequence[str], amounts: Sequence[int]) -> Flow[None]:
-        """Raise for a cost that one of the limits could never grant."""
+        """Raise an error for a cost that one of the limits can never grant."""
         for limiter, text, amount in zip(self.limiters, texts, amounts, strict=True):
             yield from limiter._flows.check_cost_flow(text, amount)
 
@@ -186,7 +186,7 @@ class GroupFlows:
         deadline_us: int | None,
         waits_us: list[int],
     ) -> Flow[int]:
-        """Take from every limit or from none; ``waits_us`` gets the wait of each limit."""
+        """Take from every limit or from none; store the wait of each limit in ``waits_us``."""
         attempt = self._attempt(texts, rank, deadline_us)
         operation = yield from self._operation_flow(texts, amounts, rank, attempt)
         replies: list[LimitReply] = yield Apply(self.store, operation)
@@ -233,7 +233,7 @@ class GroupFlows:
         return [1] * len(self.names)
 
     def amounts(self, cost: Cost) -> list[int]:
-        """Return what a cost is for each limit, in order."""
+        """Return the cost for each limit, in order."""
         amounts = cost_amounts("cost", cost, self.names, self._ones)
         if not any(amounts):
             raise ValueError(f"cost must be at least 1 for one of the limits, got {cost!r:.100}")

@@ -1,7 +1,8 @@
 -- Headroom of priority classes. Lua version of `Headroom.floor` (priority.py) and of `available_capacity` of the
 -- strategies.
 
--- The capacity without the leased tokens of a token bucket, which has a ledger if it has both a rate and a slice.
+-- The capacity without the leased tokens of a token bucket. A bucket with both a rate and a slice has a
+-- ledger.
 local function available_capacity(key, now_us, capacity, per_us, slice_us)
   if per_us == 0 or slice_us == 0 then return capacity end
   local ledger = pcall('HGET', key, 'o')

@@ -1,4 +1,4 @@
-"""Keys of limits: a key in a namespace, as text that can be read back."""
+"""Keys of limits: a key in a namespace, in a text form that can be parsed again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LimitKey:
         return f"LimitKey({self.namespace!r}, {self.key!r}{version})"
 
     def __eq__(self, other: object) -> bool:
-        """Two keys are equal if stores keep them under the same text."""
+        """Compare the texts under which stores keep the keys."""
         return self._text == other._text if isinstance(other, LimitKey) else NotImplemented
 
     def __hash__(self) -> int:
@@ -81,8 +81,8 @@ def _unescape(part: str) -> str:
 def normalize_key(key: LimitKey | str | None) -> str:
     """Return the text under which a store keeps the state of a key; ``None`` is the limit as a whole.
 
-    A long key is replaced by its digest, so that a client that sends megabytes costs no more than others. A
-    key that looks like such a digest is digested too, so that no client can choose the key of another.
+    A long key is replaced by its digest, so that a client that sends a huge key costs no more than others. A
+    key that looks like such a digest is digested too, so that no client can pose as another.
     """
     if key is None:
         return ""

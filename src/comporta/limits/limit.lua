@@ -37,13 +37,13 @@ local function decide(n, a, r, commit, ahead)
   local wait_us, remaining, reset_us, recent, last_us = 0, 0, 0, nil, 0
   local kept = floor_units + ahead
   local missing = ahead > 0 and max(0, amount + kept - capacity) or 0
-  if missing > 0 then -- those ahead go first, however much there is
+  if missing > 0 then -- the waiters ahead go first, however much is available
     wait_us, remaining, reset_us, recent, last_us = strategy(
       key, now_us, capacity, 0, false, capacity, per_us, unit, window_us, debt)
     if type(wait_us) == 'number' then
       wait_us = max(wait_us + (per_us > 0 and ceil(missing * unit / per_us) or 0), pause_us, 1000)
     end
-  elseif kept > 0 then -- grant only if what is kept could be taken as well
+  elseif kept > 0 then -- grant only if the reserved units could be taken as well
     wait_us, remaining, reset_us, recent, last_us = strategy(
       key, now_us, amount + kept, max_wait_us, false, capacity, per_us, unit, window_us, debt)
   end
@@ -80,7 +80,7 @@ while ARGV[a] do
       texts[i], claims[i], ahead[i] = text, read_claims(text, now_us, own, rank, since_us)
     end
   end
-  for round = limits > 1 and 1 or 2, 2 do -- first without a change, if several must grant
+  for round = limits > 1 and 1 or 2, 2 do -- if several limits must grant, the first round changes nothing
     local commit = round == 2 and all_grant
     for i = 1, limits do
       local at = a - 4 + 9 * i

@@ -1,7 +1,7 @@
 """Limiters, the classes that users call: ``await limiter.acquire(key)`` or ``limiter.sync.acquire(key)``.
 
-A limiter ties a configuration to a store under a name. It decides nothing itself: a strategy does, inside the
-store. A single decision takes a fast path; every other method drives a flow (``flows.py``).
+A limiter ties a configuration to a store under a name. It makes no decisions itself: a strategy does, inside
+the store. A single decision takes a fast path; every other method drives a flow (``flows.py``).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class BaseLimiter:
     """A limit that all workers with the same store and name share.
 
     ``config`` is a :class:`LimitConfig` or text such as ``"10/s"``. ``state`` is a store or its URL; by
-    default the limit belongs to this limiter alone, or to the store that the environment names if the
-    configuration says ``distributed``. ``name`` identifies the limit in its store; by default it is derived
-    from the configuration. The key ``None`` is the limit as a whole. ``limit_for`` gives some keys another
-    limit: a table from keys to limits, or a function from the text of a key to a limit or ``None``, which is
-    called for every decision. ``sync`` has the same methods for blocking code.
+    default the limit belongs to this limiter alone or, if the configuration is ``distributed``, to the store
+    that the environment names. ``name`` identifies the limit in its store; by default it is derived from the
+    configuration. The key ``None`` is the limit as a whole. ``limit_for`` gives some keys another limit: a
+    table from keys to limits, or a function from the text of a key to a limit or ``None``, which is called
+    for every decision. ``sync`` has the same methods for blocking code.
     """
 
     _fixed_strategy: ClassVar[LimitStrategy | None] = None
@@ -109,12 +109,12 @@ class BaseLimiter:
         _LIVE.get().add(self.store, self.name, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by name: another process gets its own limiter of this name, on the same store."""
+        """Pickle by name: the other process gets its own limiter of this name, on the same store."""
         require_picklable(f"limiter {self.name!r}", self.store)
         return _restore_limiter, (type(self), self.config, self.store.address, self.name, self._limit_for)
 
     def _become(self, other: BaseLimiter) -> None:
-        """Take over the configuration of another limiter, for all that hold this one or its ``sync``."""
+        """Adopt the configuration of another limiter, so that holders of this one or its ``sync`` use it."""
         sync = self.sync
         for field in SyncLimiter.__slots__:
             setattr(sync, field, getattr(other.sync, field))
@@ -128,7 +128,7 @@ class BaseLimiter:
 
     @property
     def fallback(self) -> Fallback | None:
-        """Since when and why this worker uses its local share; ``None`` while the store is reachable."""
+        """Since when and why this worker uses its local share, or ``None`` while the store is reachable."""
         return self.store.fallback
 
     @property
@@ -147,9 +147,9 @@ class BaseLimiter:
         """Take ``cost`` from the limit of a key; true if it was granted.
 
         ``timeout`` is how many seconds to wait: 0 does not wait, ``None`` waits without a bound. The limiter
-        serves waiting callers in order of arrival, but those of a higher ``priority`` (``"interactive"``,
-        ``"normal"``, ``"batch"``) first, and in turns between each ``owner``. Both are by default those of
-        :func:`comporta.priority`.
+        serves waiting callers of a higher ``priority`` (``"interactive"``, ``"normal"``, ``"batch"``) first,
+        lets each ``owner`` take turns, and serves the callers of one owner in order of arrival. By default
+        :func:`comporta.priority` gives both.
         """
         if type(key) is LimitKey:
             key = key._text
@@ -183,7 +183,7 @@ class BaseLimiter:
     async def decide(self, key: Key = None, cost: int = 1, priority: str | None = None) -> Decision:
         """Take ``cost`` if it is available, and return the decision with the use of the key.
 
-        ``priority`` is that of :meth:`acquire`. A caller is refused while others of its class or a higher one
+        ``priority`` is as in :meth:`acquire`. A caller is refused while others of its class or a higher one
         wait for the key.
         """
         if (
@@ -201,10 +201,10 @@ class BaseLimiter:
         return await run_async(self._flows.decide_flow(key, cost, resolve_caller(priority, None)))
 
     async def acquire_up_to(self, key: Key = None, cost: int = 1, priority: str | None = None) -> int:
-        """Take as much of ``cost`` as there is now, in one step, and return how much was granted.
+        """Take as much of ``cost`` as is available now, in one step, and return how much was granted.
 
-        ``cost`` may be above the capacity. Units that a worker has leased are not counted as available, nor
-        are those that the class (``priority``) leaves to higher ones.
+        ``cost`` may be above the capacity. Units that a worker has leased do not count as available, nor do
+        the units that the class (``priority``) leaves to higher classes.
         """
         caller = resolve_caller(priority, None)
         return await run_async(self._flows.acquire_up_to_flow(key, cost, caller))
@@ -215,13 +215,13 @@ class BaseLimiter:
         """Return a guard for a block, ``async with limiter.limit(key):``, or a decorator of functions.
 
         It takes ``cost`` before the block or call begins, waiting up to ``timeout`` seconds, and raises
-        ``LimitReachedError`` if the limit refuses. For a decorator, ``key`` may be a function that gets the
-        arguments of the call and returns the key.
+        ``LimitReachedError`` if the limit refuses. For a decorator, ``key`` may be a function that receives
+        the arguments of the call and returns the key.
         """
         return LimitBlock(self._flows, key, cost, timeout)
 
     async def peek(self, key: Key = None, cost: int = 1, priority: str | None = None) -> Decision:
-        """Return what ``decide`` would return, but for callers that wait in this process; take nothing."""
+        """Return what ``decide`` would return, ignoring waiters of this process, and take nothing."""
         return await run_async(self._flows.peek_flow(key, cost, resolve_caller(priority, None)))
 
     async def release(self, key: Key = None, cost: int = 1) -> None:
@@ -231,9 +231,9 @@ class BaseLimiter:
     async def settle(self, key: Key, reserved: int, used: int, granted_at: float | None = None) -> bool:
         """Credit or debit the difference between what you acquired for a call and what it really cost.
 
-        ``granted_at`` is when ``acquire`` returned, by ``time.monotonic()``; by default just now. A credit
-        for a window that has ended is void, and debt is at most one capacity. Returns whether the use of the
-        key changed.
+        ``granted_at`` is when ``acquire`` returned, by ``time.monotonic()``; the default is now. A credit for
+        a window that has ended is void, and debt is at most one capacity. Returns whether the use of the key
+        changed.
         """
         return await run_async(self._budget.settle_flow(key, reserved, used, granted_at))
 
@@ -241,7 +241,7 @@ class BaseLimiter:
     async def reserve(
         self, key: Key = None, cost: int = 1, timeout: float | None = 0
     ) -> AsyncIterator[Reservation]:
-        """Take an estimate for the block, and settle it when the block has set ``used``.
+        """Take an estimate for a block, and settle it if the block sets ``used``.
 
         ::
 
@@ -250,7 +250,7 @@ class BaseLimiter:
                 budget.used = answer.total_tokens
 
         Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
-        An exception in the block leaves the estimate spent.
+        If the block raises an exception, the estimate stays spent.
         """
         reservation = await run_async(self._budget.reserve_flow(key, cost, timeout))
         yield reservation
@@ -275,8 +275,8 @@ class BaseLimiter:
     async def pause(self, seconds: float) -> None:
         """Refuse every request of every worker for ``seconds``, at most a day.
 
-        A pause that ends later stays as it is; 0 ends the pause. Afterwards the limit continues with the
-        state it has, and waiting callers return slightly apart from each other.
+        A longer pause that is already in effect is not shortened; 0 ends the pause. Afterwards the limit
+        continues with its current state, and waiting callers retry at slightly different times.
         """
         await run_async(self._flows.overrides.pause_flow(seconds))
 
@@ -363,7 +363,7 @@ def _bind_limit(config: LimitConfig, store: Store, definition: LimitDefinition) 
 
 
 def _default_name(config: LimitConfig) -> str:
-    """Return a name that only limits with the same numbers get."""
+    """Return a name that only limits with the same numbers share."""
     strategy = strategy_type(config.strategy_name)
     pace = config.window or 0 if strategy.needs_window else config.rate
     number = repr(float(pace)).removesuffix(".0")

@@ -1,6 +1,6 @@
-"""Limiters by name: one place to ask for permission, with metrics and log lines about each decision.
+"""Limiters by name: one place to request permission, with metrics and log lines for each decision.
 
-The manager decides nothing itself: it finds the limiter, calls it, and records the decision.
+The manager makes no decisions itself: it finds the limiter, calls it, and records the decision.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RateLimitManager:
         return manager
 
     def _prepare_settings(self, old: Settings, new: Settings) -> PreparedChange:
-        """Build the limiters of changed settings; applying the result puts them in force."""
+        """Build the limiters of changed settings; applying the result puts them into effect."""
         from comporta.settings.reloader import PreparedChange  # noqa: PLC0415 - see _load
 
         require_same_state(old, new)
@@ -140,8 +140,8 @@ class RateLimitManager:
     def unregister_limiter(self, name: str) -> Limiter:
         """Remove a limiter and return it; ``ValueError`` if no limiter has that name.
 
-        Policies that use it stay: a call for one of their namespaces raises instead of using a limiter that
-        you did not choose for it.
+        Policies that use the limiter stay: a call for one of their namespaces raises an error instead of
+        using a limiter that you did not choose.
         """
         limiter = self._find(name)
         del self._limiters[name]
@@ -262,11 +262,11 @@ def _common_options(limit: LimitSettings) -> dict[str, Any]:
 
 
 def _config_from_numbers(limit: LimitSettings) -> LimitConfig:
-    """Return the configuration of a limit that is given by numbers; they imply the rate of a window."""
+    """Return the configuration of a limit given as numbers, which imply the rate of a window."""
     capacity, window, rate = limit.capacity or 0, limit.window, limit.rate
     if rate is None and not strategy_type(limit.strategy).needs_window:
         raise ValueError(f"rate is required for {limit.strategy}, got None")
     if rate is None:
         usable = window is not None and 0 < window <= WINDOW_MAX and 0 < capacity <= CAPACITY_MAX
-        rate = capacity / window if window and usable else 1.0  # with 1.0 LimitConfig names the wrong value
+        rate = capacity / window if window and usable else 1.0  # LimitConfig then names the wrong value
     return LimitConfig(rate, capacity, window, limit.strategy, **_common_options(limit))

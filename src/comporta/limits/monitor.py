@@ -1,7 +1,7 @@
 """Metrics and log lines about the decisions of limiters.
 
-Nothing here can prevent or change a decision: a metrics sink that fails is logged and otherwise ignored. A
-client that chooses keys cannot forge a log line, flood the log, or create an unbounded number of labels.
+Nothing here can prevent or change a decision: the failure of a metrics sink is logged and otherwise ignored.
+A client that chooses keys cannot forge a log line, flood the log, or create an unbounded number of labels.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DecisionRecorder:
         self._log_throttle = LogThrottle(clock)
 
     def sink(self) -> Metrics | None:
-        """Return the metrics sink at this moment."""
+        """Return the current metrics sink."""
         return current_metrics() if self._metrics is None else self._metrics
 
     def reserve(self, namespace: str) -> None:
@@ -171,7 +171,8 @@ class NamespaceLabels:
 class LogThrottle:
     """Allows one log line per second and subject, and counts the suppressed ones.
 
-    It remembers 10,000 subjects. When there are more it forgets them all, and a line may appear earlier.
+    It remembers 10,000 subjects. When there are more it forgets all of them, so a line may then appear
+    sooner.
     """
 
     def __init__(self, clock: Clock) -> None:

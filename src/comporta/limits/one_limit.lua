@@ -1,7 +1,7 @@
--- What the scripts of one limit begin with: its parameters in effect, the units that waiters have claimed, and taking
--- without touching them. Lua version of `take_in_order` (claims.py); claims.lua says how claims are written.
--- scripts.py puts the Lua text of the strategy and the time, `now_us`, above this text, and assigns the strategy's
--- function to `strategy`.
+-- The common start of the scripts of one limit: its parameters in effect, the units that waiters have
+-- claimed, and taking without touching those units. Lua version of `take_in_order` (claims.py); claims.lua
+-- says how claims are written. scripts.py puts the Lua text of the strategy and the time, `now_us`, above
+-- this text, and assigns the strategy's function to `strategy`.
 --
 -- KEYS  1: the override record of the limit; then the state of each key
 -- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us; the rest is the script's
@@ -24,11 +24,11 @@ local function claimed_units(key, rank)
   return claimed
 end
 
--- How long until `amount` can be taken without the floor and the units ahead; 0 if it was taken, or can be if `commit`
--- is false.
+-- How long until `amount` can be taken above the floor and the units ahead; 0 if it was taken, or could be if
+-- `commit` is false.
 local function take(key, amount, floor_units, ahead, commit)
   local needed = amount + floor_units + ahead
-  if ahead > 0 and needed > capacity then -- those ahead go first, however much there is
+  if ahead > 0 and needed > capacity then -- the waiters ahead go first, however much is available
     local wait_us = strategy(key, now_us, capacity, 0, false, capacity, per_us, unit, window_us, debt)
     if type(wait_us) ~= 'number' then return wait_us end
     local more_us = per_us > 0 and ceil((needed - capacity) * unit / per_us) or 0

@@ -1,4 +1,4 @@
-"""What the operations share that ask one limit for something other than a decision.
+"""The common base of operations that ask one limit for something other than a decision.
 
 Lua version: ``one_limit.lua``, with which their scripts begin.
 """

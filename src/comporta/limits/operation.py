@@ -31,11 +31,11 @@ from comporta.stores.base import Operation, Outage, Script, State, StateKey, key
 
 
 class LimitDemand(NamedTuple):
-    """What an operation wants of one limit: an ``amount`` above 0 takes, 0 peeks, below 0 releases.
+    """What an operation requests of one limit: an ``amount`` above 0 takes, 0 peeks, below 0 releases.
 
     ``fallback`` says how a worker decides while the shared store is unreachable (``outage_share.py``).
     ``current_strategy`` returns the strategy in effect then, under the last override that this process saw.
-    ``headroom`` is what the class of the caller leaves to the higher ones, and ``attempt`` its place among
+    ``headroom`` is what the caller's class leaves to higher classes. ``attempt`` is the caller's place among
     the claims of waiters; ``None`` ignores claims. A refusal of a limit in ``shadow`` mode does not keep the
     others from granting.
     """
@@ -61,12 +61,12 @@ class LimitDemand(NamedTuple):
 
     @property
     def state_text(self) -> str:
-        """The state of the key on a server, which holds the claims, too."""
+        """The state of the key on a server, which also holds the claims."""
         return key_text(f"{LIMIT_SPACE}:{self.name}", self.key)
 
     @property
     def released(self) -> LimitDemand:
-        """The demand that gives the amount back."""
+        """The demand that releases the amount."""
         return self._replace(amount=-self.amount, attempt=None)
 
     def split_states(self, states: Sequence[State | None]) -> tuple[State | None, LimitClaims | None]:
@@ -82,7 +82,7 @@ class LimitDemand(NamedTuple):
     def take(
         self, state: State | None, claims: LimitClaims | None, now_us: int, max_wait_us: int = 0
     ) -> tuple[State | None, int]:
-        """Take the amount without the headroom and without what others claimed before."""
+        """Take the amount, leaving untouched the headroom and what others claimed before."""
         floor = self.headroom.floor(self.strategy, state, now_us, self.amount)
         return take_in_order(
             self.strategy,
@@ -143,7 +143,7 @@ class LimitOperation(Operation[list[LimitReply]]):
         replies = []
         for demand, (state, claims), (new, wait_us) in zip(self.demands, known, steps, strict=True):
             grants = wait_us <= self.max_wait_us
-            kept = new if all_grant or not grants else None  # a refusal changes a state only in time
+            kept = new if all_grant or not grants else None  # a refusal only brings it up to date
             new_states.append(kept)
             if demand.attempt is not None:
                 new_states.append(demand.claims_after(claims, now_us, longest_us))
@@ -156,12 +156,12 @@ class LimitOperation(Operation[list[LimitReply]]):
         return new_states, replies
 
     def binding_wait_us(self, waits_us: Sequence[int]) -> int:
-        """Return the longest of the waits of all limits, without those of limits in shadow mode."""
+        """Return the longest wait of all limits, ignoring limits in shadow mode."""
         waits = zip(self.demands, waits_us, strict=True)
         return max((wait_us for demand, wait_us in waits if not demand.shadow), default=0)
 
     def _split_states(self, states: Sequence[State | None]) -> list[tuple[State | None, LimitClaims | None]]:
-        """Return for each limit its state and the claims on it."""
+        """Return the state of each limit and the claims on it."""
         known, at = [], 0
         for demand in self.demands:
             known.append(demand.split_states(states[at : at + 2]))
@@ -195,7 +195,7 @@ class LimitOperation(Operation[list[LimitReply]]):
         return args
 
     def undo(self, reply: Sequence[LimitReply]) -> LimitOperation | None:
-        """Return what releases the amounts granted to a cancelled caller; a turn in a queue stays spent."""
+        """Return the operation that releases the amounts of a cancelled caller; a queue turn stays spent."""
         waits_us = [limit_reply.wait_us for limit_reply in reply]
         taken = [
             demand

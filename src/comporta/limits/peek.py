@@ -1,4 +1,4 @@
-"""Asking a limit without taking from it: the use of a key, and how long a caller with a cost would wait.
+"""Reading a limit without taking from it: the use of a key, and how long a caller would wait for a cost.
 
 Lua version: ``peek.lua``, below the Lua text of the strategy, ``headroom.lua`` and ``one_limit.lua``.
 """
@@ -32,15 +32,15 @@ class PeekOperation(OneLimitOperation[LimitReply]):
         return REPLY_SIZE
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], LimitReply]:
-        """Decide as a caller of this cost would be decided, and keep what it would have taken."""
+        """Decide as for a caller with this cost, and take nothing."""
         state, claims = self.demand.split_states(states)
         new, wait_us = self.demand.take(state, claims, now_us)
-        kept = new if wait_us else None  # a refusal changes a state only in time
+        kept = new if wait_us else None  # a refusal only brings a state up to date
         reply = build_reply(self.demand.strategy, kept or state, now_us, wait_us, wait_us, is_peek=True)
         return [kept, *[None] * (len(states) - 1)], reply
 
     def fallback(self, outage: Outage) -> PeekOperation:
-        """Return what asks this worker's share of the limit."""
+        """Return the operation that peeks at this worker's share of the limit."""
         return PeekOperation(on_local_share(self.demand, outage))
 
     def parse(self, raw: Sequence[Any]) -> LimitReply:

@@ -1,7 +1,7 @@
-"""A limit for each key: ``limit_for`` says which, from a table or a function, for plans and tenants.
+"""Limits per key, for plans and tenants: ``limit_for`` gives a key's limit, from a table or a function.
 
-Keys with the same limit share one bound limit, so that neither a key nor a tenant costs an object. Each
-different limit has a name of its own in the store, ``<name>.<strategy>-<numbers>``: a key that changes its
+Keys with the same limit share one bound limit, so that keys and tenants need no objects of their own. Each
+distinct limit has its own name in the store, ``<name>.<strategy>-<numbers>``, so a key that moves to another
 plan starts unused there.
 """
 
@@ -38,7 +38,7 @@ _REFUSED_US = 1
 
 
 class LimitTable:
-    """From a key to the flows of its limit."""
+    """Maps each key to the flows of its limit."""
 
     def __init__(
         self, default: LimitFlows, limit_for: LimitFor, make: Callable[[LimitConfig], LimitFlows]
@@ -58,7 +58,7 @@ class LimitTable:
             self._limit_of = limit_for
 
     def flows_for(self, key: Key) -> LimitFlows:
-        """Return the flows of a key's limit; those of the default limit for the key ``None``."""
+        """Return the flows of a key's limit; the key ``None`` has the default limit."""
         if key is None:
             return self.default
         text = str(key) if isinstance(key, LimitKey) else key
@@ -110,11 +110,11 @@ def _checked_table(table: Mapping[Any, LimitConfig | str]) -> dict[str, LimitCon
 
 
 class PerKeyBoundLimit(BoundLimit):
-    """Limits tied to a store, of which the key chooses one."""
+    """Limits tied to a store; the key selects one of them."""
 
     __slots__ = ("_table", "acquire", "try_acquire")
 
-    decides_in_process = False  # the function that chooses the limit is the program's
+    decides_in_process = False  # a function of the program chooses the limit
 
     def __init__(self, table: LimitTable) -> None:
         self._table = table
@@ -148,7 +148,7 @@ class PerKeyBoundLimit(BoundLimit):
         flows = self._table.flows_for(key)
         if flows.wait_queue.is_empty(normalize_key(key)):
             return flows.bound.acquire(key, cost)
-        return _REFUSED_US  # the waiting callers came first
+        return _REFUSED_US  # callers that already wait go first
 
     def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
         """Take from the limit of the key."""
@@ -163,7 +163,7 @@ async def _refuse() -> int:
 
 
 class PerKeyFlows(LimitFlows):
-    """The flows of a limiter with ``limit_for``: those of the key's limit."""
+    """The flows of a limiter with ``limit_for``: each call uses the flows of the key's limit."""
 
     __slots__ = ("_table",)
 
@@ -217,16 +217,16 @@ class PerKeyFlows(LimitFlows):
     def demand_flow(
         self, text: str, amount: int, rank: int | None = None, attempt: ClaimAttempt | None = None
     ) -> Flow[LimitDemand]:
-        """Return what an operation wants of the limit of the key."""
+        """Return the demand of an operation on the limit of the key."""
         return (yield from self.flows_of(text).demand_flow(text, amount, rank, attempt))
 
     def check_cost_flow(self, text: str, cost: int) -> Flow[None]:
-        """Raise for a cost that the limit of the key could never grant."""
+        """Raise an error for a cost that the limit of the key can never grant."""
         yield from self.flows_of(text).check_cost_flow(text, cost)
 
 
 class PerKeyOverrideFlows(OverrideFlows):
-    """The overrides of a limiter with ``limit_for``: of its default limit, pauses of all its limits."""
+    """The overrides of a limiter with ``limit_for``: they change its default limit and pause all limits."""
 
     __slots__ = ("_table",)
 
@@ -235,11 +235,11 @@ class PerKeyOverrideFlows(OverrideFlows):
         self._table = table
 
     def pause_flow(self, seconds: float) -> Flow[None]:
-        """Pause the default limit and every other that this process knows."""
+        """Pause the default limit and every other limit that this process knows."""
         for flows in self._table.all_flows():
             yield from flows.overrides.pause_flow(seconds)
 
     def resume_flow(self) -> Flow[None]:
-        """Resume the default limit and every other that this process knows."""
+        """Resume the default limit and every other limit that this process knows."""
         for flows in self._table.all_flows():
             yield from flows.overrides.resume_flow()

@@ -1,8 +1,8 @@
 """Priority classes of callers, and the headroom that a lower class leaves to the higher ones.
 
 A call names its class and its owner itself (``acquire(priority="batch")``), or inherits both from
-:func:`priority`. The module decides nothing: ``headroom`` of a limit is one more number for its step
-(:func:`step_above_floor`), and the wait queue serves classes first, then takes turns between owners.
+:func:`priority`. The module makes no decisions: a limit's ``headroom`` is one more number for its step
+(:func:`step_above_floor`), and the wait queue serves higher classes first, then lets owners take turns.
 
 Lua version of :meth:`Headroom.floor`: ``headroom.lua``.
 """
@@ -39,15 +39,15 @@ DEFAULT_CALLER = Caller()
 _current: ContextVar[Caller] = ContextVar("comporta_caller", default=DEFAULT_CALLER)
 
 contexts_entered: list[bool] = []
-"""Not empty once :func:`priority` was used in this process: until then no fast path has to look it up."""
+"""Not empty once :func:`priority` was used in this process; until then fast paths skip the lookup."""
 
 
 @contextmanager
 def priority(name: str | None = None, *, owner: str | None = None) -> Iterator[None]:
-    """Set the class, and the owner, of all calls in a ``with`` block, for a whole request or job.
+    """Set the class and the owner of all calls in a ``with`` block, for a whole request or job.
 
-    ``name`` is ``"interactive"``, ``"normal"`` or ``"batch"``. What you leave out stays as it is outside of
-    the block. Coroutines and threads that copy the context (``asyncio.to_thread``) inherit both.
+    ``name`` is ``"interactive"``, ``"normal"`` or ``"batch"``. What you leave out keeps its value from
+    outside the block. Coroutines and threads that copy the context (``asyncio.to_thread``) inherit both.
     """
     caller = resolve_caller(name, owner)
     if not contexts_entered:
@@ -65,7 +65,7 @@ def has_own_caller() -> bool:
 
 
 def resolve_caller(name: str | None, owner: str | None) -> Caller:
-    """Return the caller with the given class and owner; those that are ``None`` come from the context."""
+    """Return the caller with the given class and owner; the context replaces ``None``."""
     caller = _current.get()
     if name is None and owner is None:
         return caller
@@ -79,7 +79,7 @@ def priority_rank(name: str) -> int:
 
 
 def check_owner(owner: str) -> str:
-    """Return the owner if it is a text of acceptable length."""
+    """Return the owner if it is a text of valid length; raise an error otherwise."""
     if not isinstance(owner, str):
         raise TypeError(f"owner must be a str, got {owner!r:.50}")
     if not 0 < len(owner) <= OWNER_CHARS_MAX:
@@ -88,7 +88,7 @@ def check_owner(owner: str) -> str:
 
 
 class Headroom(NamedTuple):
-    """The units that a class leaves to the higher ones, of the configured ``capacity``."""
+    """The units of the configured ``capacity`` that a class leaves to higher classes."""
 
     units: int = 0
     capacity: int = 1
@@ -97,7 +97,7 @@ class Headroom(NamedTuple):
         """Return how many units must be left after ``cost`` is taken.
 
         The headroom shrinks with the capacity (degradation, outage share, leased units), and never exceeds
-        what an unused limit has left after the cost: otherwise the class could never take anything.
+        what an unused limit has left after the cost; otherwise the class could never take anything.
         """
         if not self.units:
             return 0
@@ -112,9 +112,9 @@ NO_HEADROOM = Headroom()
 def step_above_floor(
     strategy: Strategy, state: State | None, now_us: int, cost: int, *, floor: int, max_wait_us: int = 0
 ) -> tuple[State | None, int]:
-    """Take ``cost`` if ``floor`` units are left afterwards: if the limit would grant both together.
+    """Take ``cost`` if ``floor`` units are left afterwards, that is, if the limit would grant both together.
 
-    The result is that of :meth:`Strategy.step`; the wait of a refusal is until both are available.
+    Returns what :meth:`Strategy.step` returns; after a refusal the wait lasts until both are available.
     """
     if floor:
         new, wait_us = strategy.step(state, now_us, cost + floor, max_wait_us)

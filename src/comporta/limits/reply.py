@@ -1,4 +1,4 @@
-"""What the script of a limit replies, and the error for a key that it cannot use."""
+"""The reply of a limit's script, and the error for a key that the script cannot use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from comporta.stores.redis.errors import translate_error
 class LimitReply(NamedTuple):
     """The reply of one limit.
 
-    A ``wait_us`` of at most the requested maximum means granted. ``recent``, the units granted in the last
-    minute, is counted only for a peek. ``paused_us`` is how long the limit grants nothing, and ``original``
-    the capacity that a degraded limit returns to.
+    The request was granted if ``wait_us`` is at most the requested maximum. ``recent``, the units granted in
+    the last minute, is counted only for a peek. ``paused_us`` is how long the limit grants nothing, and
+    ``original`` the capacity that a degraded limit returns to.
     """
 
     wait_us: int
@@ -42,7 +42,7 @@ def build_reply(
     *,
     is_peek: bool = False,
 ) -> LimitReply:
-    """Return the reply of a limit with the state that the decision leaves."""
+    """Return the reply of a limit, given the state after the decision."""
     current, paused_us, original = strategy.effective_at(now_us)
     remaining, reset_us, recent = current.usage(state, now_us)
     minute = recent if is_peek else 0

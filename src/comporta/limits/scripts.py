@@ -1,7 +1,7 @@
 """The Lua scripts of limits, composed of the strategies' own Lua text.
 
 A script contains only the strategies it needs, because a server pays for each definition at every call. This
-module knows the order of the parts, and nothing of what they do.
+module knows the order of the parts, but not what they do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def acquire_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Sc
 
 
 def acquire_up_to_script(name: str, limit_name: str, arguments: tuple[int, ...]) -> Script:
-    """Return the script that takes what there is from one limit of a strategy, for any of its keys."""
+    """Return the script that takes what is available from one limit of a strategy, for any of its keys."""
     text = partial(_strategy_text, name, "limits/headroom", *_ONE_LIMIT, "limits/acquire_up_to")
     return _limit_script("take up to", text, name, limit_name, arguments)
 

@@ -1,7 +1,7 @@
-"""Shadow mode: a limit that decides and records, and refuses nothing.
+"""Shadow mode: a limit that decides and records, but refuses nothing.
 
-It takes from the limit as always, so that its numbers are those of a limit in force, except that callers it
-would have refused go on. Waiting callers do not wait.
+It takes from the limit as usual, so its numbers match those of an enforced limit, except that callers it
+would have refused proceed. Callers never wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def count_would_refuse(policy: str, name: str, upstream: str) -> None:
 class ShadowBoundLimit(WrappedBoundLimit):
     """A limit tied to a store that grants everything, and counts what it would have refused.
 
-    ``upstream`` is the upstream whose limit it is, if it is one's.
+    ``upstream`` is the upstream that owns the limit, if any.
     """
 
     __slots__ = ("_name", "acquire", "decides_in_process", "try_acquire", "upstream")
@@ -43,7 +43,7 @@ class ShadowBoundLimit(WrappedBoundLimit):
         return self
 
     def acquire_async(self, key: Any, cost: int) -> Coroutine[Any, Any, int]:
-        """Take if it is available, and grant in any case."""
+        """Take the cost if it is available, and grant it in any case."""
         return self._acquire_async(key, cost)
 
     def count_would_refuse(self) -> None:

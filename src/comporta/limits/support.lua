@@ -53,10 +53,10 @@ local function params_checks()
   return are_valid_params, are_compatible_params
 end
 
--- The parameters in effect after the override record at `key` (see overrides/record.py).
--- Returns capacity, per_us, unit, window_us, how far the capacity is below the configured one, how long the limit is
--- paused, and its capacity without degradation. A record that makes no sense changes nothing. A recorded window_us
--- of 0 keeps the configured one.
+-- The parameters in effect after the override record at `key` (see overrides/record.py). Returns capacity,
+-- per_us, unit, window_us, how far the capacity is below the configured one, how long the limit is paused,
+-- and its capacity without degradation. An invalid record changes nothing. A recorded window_us of 0 keeps
+-- the configured one.
 local function effective_params(key, now_us, capacity, per_us, unit, window_us)
   local record = pcall('GET', key)
   if type(record) ~= 'string' then return capacity, per_us, unit, window_us, 0, 0, capacity end

@@ -99,7 +99,7 @@ class SyncLimiter:
         return run(self._flows.decide_flow(key, cost, resolve_caller(priority, None)))
 
     def acquire_up_to(self, key: Key = None, cost: int = 1, priority: str | None = None) -> int:
-        """Take as much of ``cost`` as there is now, in one step, and return how much was granted."""
+        """Take as much of ``cost`` as is available now, in one step, and return how much was granted."""
         return run(self._flows.acquire_up_to_flow(key, cost, resolve_caller(priority, None)))
 
     def limit(
@@ -122,7 +122,7 @@ class SyncLimiter:
 
     @contextmanager
     def reserve(self, key: Key = None, cost: int = 1, timeout: float | None = 0) -> Iterator[Reservation]:
-        """Take an estimate for the block, and settle it when the block has set ``used``.
+        """Take an estimate for a block, and settle it if the block sets ``used``.
 
         Raises :class:`comporta.LimitReachedError` if the estimate is not granted within ``timeout`` seconds.
         """

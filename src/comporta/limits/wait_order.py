@@ -2,7 +2,8 @@
 
 Within a class the owners take turns, and the waiters of one owner are served in order of arrival. An owner
 with 200 waiters therefore delays another with one waiter by at most one turn. Waiters without an owner count
-as those of one owner. The module is a data structure: it does not wait, and the queue that uses it locks it.
+as the waiters of one owner. The module is a data structure: it does not wait, and the queue that uses it
+provides the lock.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from comporta.limits.priority import Caller
 
 Units = Any
-"""What a waiter wants: a number, or what adds up like one (``GroupUnits``)."""
+"""The units that a waiter requests: a number, or an object that adds up like one (``GroupUnits``)."""
 
 Pace = Callable[[Units], int]
-"""Returns when the limit can have granted some units to the waiters of a key, at the earliest."""
+"""Returns the earliest time at which the limit can have granted some units to the waiters of a key."""
 
 
 class QueuedWaiter(Protocol):
-    """What the order has to know about a waiter."""
+    """The attributes of a waiter on which the order depends."""
 
     rank: int
     owner: str | None
@@ -52,7 +53,7 @@ class ClassOrder(Generic[W]):
         self.turns.setdefault(waiter.owner, OrderedDict())[waiter] = None
 
     def remove(self, waiter: W) -> None:
-        """Remove a waiter; if it was its turn, the next owner is first."""
+        """Remove a waiter; if it was first, the next owner is first."""
         had_turn = self.first() is waiter
         del self.arrivals[waiter]
         self.units -= waiter.cost
@@ -69,10 +70,10 @@ class ClassOrder(Generic[W]):
 
 
 class WaitOrder(Generic[W]):
-    """The waiters of one key. It is empty only while it is not in use.
+    """The waiters of one key. The order is empty only while it is not in use.
 
-    The limit grants what they want in order, at its ``pace``; ``None`` if no caller has tried yet, because
-    the limit may still grant a whole burst.
+    The limit grants their requests in order, at its ``pace``. The pace is ``None`` if no caller has tried
+    yet, because the limit may still grant a whole burst.
     """
 
     __slots__ = ("_by_rank", "_size", "pace")
@@ -127,7 +128,7 @@ class WaitOrder(Generic[W]):
     def late_waiters(self, pace: Pace) -> list[W]:
         """Return the waiters that cannot be served before their deadlines.
 
-        It leaves out those of classes in which owners take turns.
+        Waiters of classes in which owners take turns are left out.
         """
         late: list[W] = []
         ahead: Units = 0

@@ -1,8 +1,8 @@
 """Waiting for a limit: callers are served in order, and none sleeps past its timeout.
 
 The waiting threads and coroutines of one key in one process form a queue, and only the first of them calls
-the store. The order is that of arrival, except that higher classes go first and owners take turns
-(``wait_order.py``). ``wait_flow`` is the same text for threads and coroutines.
+the store. Callers are served in order of arrival, except that higher classes go first and owners take turns
+(``wait_order.py``). ``wait_flow`` serves threads and coroutines from one implementation.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ TIMEOUT_MAX = 366 * 86_400
 """How many seconds a caller may wait."""
 
 PAUSE_JITTER_US_MAX = 250_000
-"""Callers that wait for the end of a pause come back within at most this time after it."""
+"""Callers that wait for the end of a pause retry within this time after it."""
 
 _WAIT_US_MAX = 3_600_000_000
 
 _PLAIN_KEY_CHARS_MAX = PLAIN_BYTES_MAX // 4
-"""A key of at most this many characters is never replaced by its digest for its length."""
+"""A key of at most this many characters is never replaced by its digest because of its length."""
 
 
 class Waiter:
     """A caller in a wait queue, the units that it wants, and a way to wake it.
 
-    ``since_us`` is when it joined the queue, ``deadline_us`` until when it waits. ``is_late``: it cannot be
-    served by then.
+    ``since_us`` is when it joined the queue, ``deadline_us`` when it stops waiting. ``is_late`` is true if it
+    cannot be served by then.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Waiter:
         return True
 
     def listen(self, on_wake: Callable[[], object], is_gone: Callable[[], bool] | None = None) -> bool:
-        """Call ``on_wake`` at the next ``wake``; true if the caller was already woken, which resets it.
+        """Call ``on_wake`` at the next ``wake``; true, resetting the wake-up, if it has already come.
 
         ``is_gone`` returns whether the caller can no longer be woken, because its event loop was closed.
         """
@@ -90,7 +90,7 @@ class Waiter:
         return woken
 
     def stop_listening(self) -> None:
-        """Forget the callback and any wake-up."""
+        """Remove the callback and any wake-up."""
         with self._lock:
             self._on_wake = None
             self._woken = False
@@ -101,7 +101,7 @@ class WaitQueue:
 
     ``waiters_by_key`` is public so that the fast path can check without a call whether any caller waits.
     ``claimant`` identifies the queue, among those of other processes, in claims (``claims.py``).
-    ``_all_plain``: no caller ever waited for a key that callers may pass in another form.
+    ``_all_plain`` is true if no caller ever waited for a key that callers may pass in another form.
     """
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ class WaitQueue:
         return waiter
 
     def set_pace(self, key: str, pace: Pace) -> None:
-        """Record when the limit grants what the callers of a queue want.
+        """Record when the limit grants the requests of the callers of a queue.
 
-        When that is known for the first time, callers that joined before and would be served too late stop
+        When the pace becomes known, callers that have already joined but would be served too late stop
         waiting.
         """
         with self._lock:
@@ -155,7 +155,7 @@ class WaitQueue:
             waiter.wake()
 
     def earliest_us(self, key: str, cost: Units, caller: Caller = DEFAULT_CALLER) -> int:
-        """Return when the limit can grant ``cost`` after all that is served before; 0 if it is not known."""
+        """Return when the limit can grant ``cost`` after everything served before it; 0 if unknown."""
         if key not in self.waiters_by_key:
             return 0
         with self._lock:
@@ -173,7 +173,7 @@ class WaitQueue:
             return waiters is not None and waiters.first() is waiter
 
     def is_empty(self, key: str, rank: int | None = None) -> bool:
-        """Whether no caller waits, of this class or a higher one; ``None``: of any class."""
+        """Whether no caller of this class or a higher one waits; ``None`` stands for any class."""
         if key not in self.waiters_by_key:
             return True
         with self._lock:
@@ -214,7 +214,7 @@ class WaitQueue:
         return counts
 
     def leave(self, key: str, waiter: Waiter) -> None:
-        """Remove a caller, served or not, and wake the one that is first now."""
+        """Remove a caller, served or not, and wake the caller that is now first."""
         with self._lock:
             waiters = self.waiters_by_key.get(key)
             if waiters is None or waiter not in waiters:  # dropped because its event loop was closed
@@ -242,7 +242,7 @@ class WaitQueue:
             return waiters.first() if waiters else None
 
     def _drop_gone(self, key: str) -> None:
-        """Drop callers at the head that can never leave, because they would block those behind them."""
+        """Drop callers at the head that can never leave, because they would block the callers behind them."""
         waiters = self.waiters_by_key.get(key)
         if waiters is None:
             return
@@ -313,12 +313,12 @@ def wait_flow(
     pace_after: Callable[[int, int], Pace] | None = None,
     caller: Caller = DEFAULT_CALLER,
 ) -> Flow[bool]:
-    """Wait for a turn in the queue, then for the limit; true if it was granted within the timeout.
+    """Wait for a turn in the queue, then for the limit; true if the limit granted it within the timeout.
 
     ``acquire_flow`` tries once and returns the wait in µs, 0 if granted. ``jitter_us`` returns by how many µs
-    to delay a retry, because after a pause all waiting callers would return at once. ``pace_after`` returns
-    the pace of the limit, from the time and the wait of a refusal: a caller that would be served too late
-    does not wait.
+    to delay a retry, because otherwise all waiting callers would retry at once after a pause. ``pace_after``
+    returns the pace of the limit, given the time and the wait of a refusal: a caller that would be served too
+    late does not wait.
     """
     now_us = clock.now_ns() // 1000
     deadline_us = NEVER_US if timeout is None else now_us + to_us(timeout)

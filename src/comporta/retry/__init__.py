@@ -1,6 +1,6 @@
-"""Retries: how long to wait before each, how many, and how many all workers together may make.
+"""Retries: how many, how long to wait before each, and how many all workers together may make.
 
-- ``attempts``: what hooks and the called function learn about an attempt
+- ``attempts``: what hooks and the called function can read about an attempt
 - ``backoff``: the delays, as arithmetic without a clock
 - ``budget`` and ``budget.lua``: the bound on the retries of all workers
 - ``retry``: the public class, ``Retry``

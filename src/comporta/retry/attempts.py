@@ -1,7 +1,8 @@
-"""What hooks, listeners and the called function learn about an attempt: its number, wait and outcome.
+"""What hooks, listeners and the called function can read about an attempt: number, wait and outcome.
 
-Knows neither when another attempt is made nor what an outcome means: ``retry`` and an upstream's flow do. The
-first attempt of a call without hooks and listeners costs nothing: ``current_attempt`` is 1 by default.
+This module knows neither when another attempt is made nor what an outcome means: ``retry`` and an upstream's
+flow decide that. Without hooks and listeners the first attempt of a call costs nothing, because
+``current_attempt`` is 1 by default.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LISTENERS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class RetryAttempt:
-    """One attempt of a call, as hooks get it. Fields below ``waited`` are set when the attempt has ended."""
+    """One attempt of a call, as passed to hooks. Fields after ``waited`` are set when it has ended."""
 
     number: int
     """1 for the first attempt of a call, 2 for its first retry."""
@@ -56,15 +57,15 @@ listeners: list[AttemptHook] = []
 
 
 def current_attempt() -> int:
-    """Return the number of the attempt that this task or thread is in; 1 outside of a retry."""
+    """Return the number of the current attempt in this task or thread; 1 outside of a retry."""
     return attempt_number.get()
 
 
 def listen_to_attempts(listener: AttemptHook) -> Callable[[], None]:
-    """Call ``listener`` after every attempt of this process, and return a function that ends this.
+    """Call ``listener`` after every attempt of this process; return a function that removes it.
 
-    It runs on the thread of the attempt. Its exceptions are dropped. It also gets the attempts that an
-    upstream refuses, with the outcome ``"open"`` or ``"limited"``.
+    The listener runs on the thread of the attempt, and its exceptions are dropped. It also receives attempts
+    that an upstream refuses, with the outcome ``"open"`` or ``"limited"``.
     """
     if len(listeners) >= LISTENERS_MAX:
         raise ValueError(f"listeners must be at most {LISTENERS_MAX}: call what this returned to remove one")
@@ -78,7 +79,7 @@ def listen_to_attempts(listener: AttemptHook) -> Callable[[], None]:
 
 
 class AttemptHooks:
-    """The hooks of one retry, which also passes its attempts to the listeners."""
+    """The hooks of one retry; also passes its attempts to the listeners."""
 
     __slots__ = ("_after", "_before", "is_empty")
 
@@ -98,7 +99,7 @@ class AttemptHooks:
         return attempt
 
     def finish(self, attempt: RetryAttempt, **ended: Any) -> None:
-        """Call listeners and the hook after an attempt; ``ended`` are the fields that are known now."""
+        """Call listeners and the hook after an attempt; ``ended`` has the fields that are now known."""
         attempt = replace(attempt, **ended)
         for listener in tuple(listeners):
             with suppress(Exception):

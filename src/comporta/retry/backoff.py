@@ -1,6 +1,6 @@
 """How long to wait before each retry. Arithmetic only: it reads no clock and does not sleep.
 
-Each delay is ``factor`` times the one before, with jitter, so that callers that failed at the same moment do
+Each delay is ``factor`` times the one before, plus jitter, so that callers that failed at the same moment do
 not retry at the same moment:
 
 =================== ==========================================================================
@@ -9,7 +9,7 @@ not retry at the same moment:
 ``"decorrelated"``  ``base`` up to three times the last delay; ``factor`` is not used
 =================== ==========================================================================
 
-No delay is shorter than ``min_delay``: the jitter is drawn above it, so that callers stay apart.
+No delay is shorter than ``min_delay``: the jitter is drawn above it, so that callers stay spread out.
 
 A ``retry_after`` that the upstream sends also gets jitter of up to ``high`` (or ``base``) seconds, because it
 usually sends the same value to many callers. So does a delay that has reached ``max_delay``.
@@ -38,7 +38,7 @@ Draw = Callable[[float, float], float]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How many retries, and the delays before them in seconds; ``deadline`` bounds the whole call."""
+    """The number of retries, and the delays before them in seconds; ``deadline`` bounds the whole call."""
 
     retries: int = 3
     base: float = 2.0
@@ -79,11 +79,11 @@ class Delays:
         self._last: float | None = None
 
     def next_delay(self, retry_after: float = 0.0, elapsed: float = 0.0) -> float | None:
-        """Return how many seconds to wait before the next attempt; ``None``: give up.
+        """Return how many seconds to wait before the next attempt; ``None`` means to give up.
 
-        ``retry_after`` is what the upstream asks for. The delay is never shorter, so a ``retry_after`` above
-        ``max_delay`` means to give up. ``elapsed`` is the time in seconds since the call started: an attempt
-        that would start after the deadline is not worth waiting for.
+        ``retry_after`` is the wait that the upstream asks for. The delay is never shorter, so the call gives
+        up if ``retry_after`` is above ``max_delay``. ``elapsed`` is the time in seconds since the call
+        started: an attempt that would start after the deadline is not worth waiting for.
         """
         backoff = self._backoff
         if self._left == 0 or retry_after > backoff.max_delay:

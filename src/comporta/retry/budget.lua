@@ -1,11 +1,12 @@
--- Counts calls, and grants retries while they are few compared to the calls. The same algorithm as budget.py.
+-- Counts calls, and grants retries while they are few compared with the calls. The same algorithm as
+-- budget.py.
 --
 -- KEYS  one for each budget: a hash of six slices by slice number modulo six, each `number calls retries`
 -- ARGV  1: now in µs, or 0 for the server's clock;
 --       then five for each budget: calls to add, 1 to ask for a retry or 0, least, ratio in millionths,
 --       the length of a slice in µs
--- reply three for each budget: 1 if a retry is granted or 0, calls and retries in the window; where the key holds
---       another type, the error text takes the first place
+-- reply three for each budget: 1 if a retry is granted or 0, calls and retries in the window; if the key
+--       holds another type, the error text replaces the first number
 
 local SLICES = 6
 local now_us = tonumber(ARGV[1])

@@ -1,14 +1,14 @@
 """The bound on the retries of all workers: a share of the calls of the last minute, and a minimum.
 
 When an upstream is down every call fails. If each is made four times, the upstream gets four times its load
-at the worst moment. So retries are bounded by the calls of the last minute, those of all workers together.
-Each process counts its calls and reports them to the store every 10 s, or every slice of a short window, and
-with each retry that it asks for; a retry is granted in one atomic step.
+at the worst moment. Retries are therefore bounded by the calls of all workers in the last minute. Each
+process counts its calls and reports them to the store every 10 s (every slice, if the window is short) and
+with each retry that it requests; a retry is granted in one atomic step.
 
-The window has six slices and moves by a whole slice at a time. Where the count is uncertain it is too low,
-which makes the budget smaller: calls that cannot be reported in time are dropped, not reported late.
+The window has six slices and moves by a whole slice at a time. If the count is uncertain it errs on the low
+side, which makes the budget smaller: calls that cannot be reported in time are dropped, not reported late.
 
-``budget.lua`` is the same algorithm for a server. Nothing here knows why a call failed, or retries it.
+``budget.lua`` is the same algorithm for a server. This module neither knows why a call failed nor retries it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class BudgetOperation(Operation[BudgetUsage]):
         return [self._calls, int(self._retry), self._least, self._millionths, self._budget._slice_us]
 
     def fallback(self, outage: Outage) -> BudgetOperation:
-        """Return the operation on this worker's own budget: its own calls, and its share of the minimum.
+        """Return the operation on this worker's own budget, with its own calls and its share of the minimum.
 
         A worker without room for another key grants no retries.
         """
@@ -155,7 +155,7 @@ class BudgetOperation(Operation[BudgetUsage]):
         return BudgetOperation(self._name, self._budget, self._calls, retry=self._retry, least=least)
 
     def parse(self, raw: Sequence[Any]) -> BudgetUsage:
-        """Parse three numbers; bytes in the first place are the error of the key."""
+        """Parse three numbers; bytes as the first value are the error of the key."""
         granted, calls, retries = raw
         if not isinstance(granted, int):
             [key] = self.script_keys()
@@ -206,7 +206,7 @@ class CallReporter(HeartbeatSubscriber):
         return BudgetOperation(self._name, self._budget, self._take_calls(), retry=retry)
 
     def heartbeat_operation(self) -> BudgetOperation | None:
-        """Return the report of the calls counted so far if it is due; ``None`` without calls."""
+        """Return the report of the calls counted so far if it is due; ``None`` if there are none."""
         if not self.calls:
             return None
         # the same turn for all budgets, so that they are sent together
@@ -232,10 +232,10 @@ class CallReporter(HeartbeatSubscriber):
         return calls if now_ns < stale_ns + (SLICES - 1) * self._slice_ns else 0
 
     def _start_slice(self) -> None:
-        """Start counting for the next slice; where a report costs no round trip, report the last slice."""
+        """Start counting for the next slice; if a report costs no round trip, report the last slice."""
         calls, self.calls = self.calls, 0
         if self._store.has_heartbeat:
-            # a worker whose calls all succeed applies no operation that would start it
+            # if all calls succeed, no operation would start it
             self._store.start_heartbeat()
         elif calls and not self._store.shared:
             self._store.apply(BudgetOperation(self._name, self._budget, calls, retry=False))
@@ -266,7 +266,7 @@ class RetryBudget:
     def _withdraw_flow(self) -> Flow[bool]:
         """Ask for a retry, and report the calls counted so far; false if the budget is used up.
 
-        A store that raises grants no retry: the caller has its own error to raise.
+        If the store raises an error, no retry is granted: the caller raises its own error.
         """
         try:
             usage: BudgetUsage = yield Apply(self.store, self._reporter.take_operation(retry=True))

@@ -1,8 +1,8 @@
 """The public class of retries: ``await retry.call(fn, ...)``, ``retry.sync.call(fn, ...)`` or ``@retry``.
 
-A call that succeeds at its first attempt is counted and costs nothing else; only a failure starts the flow,
-or a hook or ``retry_if`` if there is one. A call that fails for good raises the exception of its last attempt
-itself, not a wrapper around it, or returns its last result.
+A call that succeeds at its first attempt is only counted; the flow starts only after a failure, or if there
+is a hook or a ``retry_if``. A call that finally fails raises the exception of its last attempt itself, not a
+wrapper around it, or returns its last result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class FailedAttempt:
     """The result of an attempt that raised an exception.
 
-    It is returned, not raised, because a generator cannot let every exception through: it turns a
+    It is returned, not raised, because a generator cannot propagate every exception: it turns a
     ``StopIteration`` into a ``RuntimeError``. A subclass with ``is_final`` is never retried.
     """
 
@@ -67,7 +67,7 @@ class FailedAttempt:
 
 
 class Attempt:
-    """Effect: call the user's function. An exception is the result, but a cancellation is raised."""
+    """Effect: call the user's function. An exception becomes the result; a cancellation is raised."""
 
     __slots__ = ("_args", "_fn", "_kwargs")
 
@@ -97,21 +97,21 @@ class Retry:
     """Calls a function again if it fails: by default 3 times, after 2, 4 and 8 s plus up to 0.5 s of jitter.
 
     ``on`` selects the errors to retry: an exception class, a tuple of them, or a function of the exception.
-    ``retry_if`` is a function that returns true for results to retry; without it no result is. When no
-    attempts are left the call raises its last error, or returns its last result.
+    ``retry_if`` is a function that returns true for results to retry; without it no result is retried. When
+    no attempts are left, the call raises its last error or returns its last result.
 
     ``before_attempt`` and ``after_attempt`` are plain functions of a :class:`RetryAttempt`, called around
     each attempt of blocking and async calls alike. An exception of a hook ends the call and is raised from
-    it. The called function gets its number from :func:`comporta.current_attempt`.
+    it. The called function reads the number of its attempt from :func:`comporta.current_attempt`.
 
     No delay is shorter than ``min_delay`` or longer than ``max_delay``. ``deadline`` bounds the whole call,
     in seconds: no attempt starts after it, but one in progress is not interrupted. If an exception or a
     result has a ``retry_after``, the delay is at least that long; if it is above ``max_delay``, the call
     gives up. A :class:`comporta.CircuitOpenError` is never retried.
 
-    ``budget`` bounds the retries of all calls together; ``None``: no bound. With a ``name``, all workers that
-    use the same name and ``state`` (by default, the state of the environment) share the budget. Without a
-    name the budget belongs to this object.
+    ``budget`` bounds the retries of all calls together; ``None`` means no bound. With a ``name``, all workers
+    that use the same name and ``state`` (by default, the state that the environment names) share the budget.
+    Without a name the budget belongs to this object.
     """
 
     backoff: Backoff
@@ -209,7 +209,7 @@ class Retry:
         """Retry after a first attempt; return the result of the last attempt, or ``FailedAttempt``.
 
         ``attempt`` is an effect whose result is ``FailedAttempt`` if it fails. Without ``started``, the first
-        attempt is not reported to hooks: there were none.
+        attempt is not reported to hooks, because there were none.
         """
         delays, number = self.delays(), 1
         while True:

@@ -1,8 +1,8 @@
 """The contract between a state engine and what is stored in it: ``Store``, ``Operation`` and their parts.
 
 An operation is a value: the states it touches, a pure ``step`` over them, and the Lua script that does the
-same on a server. A store owns atomicity, time and storage. It does not know what an operation means. An
-engine implements two methods (``apply`` and ``apply_async``); everything else it can do is a method or an
+same on a server. A store provides atomicity, time and storage, and does not know what an operation means. An
+engine implements two methods (``apply`` and ``apply_async``); every other capability is a method or an
 attribute with a working default. :class:`comporta.testing.StoreConformance` tests an engine.
 """
 
@@ -25,7 +25,7 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 State = tuple[Any, ...]
-"""The state of one key. Its elements mean something to the operation, its bytes to the codec."""
+"""The state of one key. The operation interprets its elements, the codec its bytes."""
 
 GONE: Final[State] = ("gone",)
 """Returned instead of a new state: the store deletes the key."""
@@ -63,7 +63,7 @@ class StateType(ABC):
     __slots__ = ()
 
     name: str = ""
-    """Part of a key's identity in a store that keeps bytes: types with different layouts differ in it."""
+    """Part of a key's identity in a store that keeps bytes; differs between types with different layouts."""
 
     listed: bool = False
     """Whether :meth:`Store.entries` lists the keys of this type."""
@@ -71,7 +71,7 @@ class StateType(ABC):
     evictable: bool = False
     """Whether a full store may evict states, and let keys without room share one state instead.
 
-    There may be very many keys of such a type, and a store may keep those not used lately as bytes.
+    There may be very many keys of such a type, and a store may keep those not used recently as bytes.
     """
 
     attached: bool = False
@@ -87,19 +87,19 @@ class StateType(ABC):
 
     @abstractmethod
     def expires_us(self, state: State) -> int:
-        """Return the time from which this state means the same as no state."""
+        """Return the time from which this state is equivalent to no state."""
 
     def retention_us(self, state: State) -> int:
         """Return ``expires_us``, plus ``PINNED_US`` if a full store must keep the state until then.
 
-        Without it the store may evict the state before, as if the key had never been used.
+        Without it the store may evict the state earlier, as if the key had never been used.
         """
         return self.expires_us(state) + PINNED_US
 
     def blocks_fast_path(self, state: State) -> bool:
         """Whether fast paths must not decide on the state that this one is attached to.
 
-        They apply an operation that reads both instead.
+        They then apply an operation that reads both states.
         """
         return False
 
@@ -108,12 +108,13 @@ class StateType(ABC):
     ) -> tuple[Operation[object] | None, State | None]:
         """Return the operation that reports an outage's state to the shared store, and the state after it.
 
-        ``None`` and ``None``: there is nothing to report. Called when the shared store is reachable again.
+        Returns ``None`` and ``None`` if there is nothing to report. Called when the shared store is reachable
+        again.
         """
         return None, None
 
     def with_outage(self, outage: Outage) -> StateType:
-        """Return what reports the same states when the outage turned out to concern more workers."""
+        """Return the type that reports the same states once the outage is known to concern more workers."""
         return self
 
 
@@ -131,11 +132,11 @@ class StateKey(NamedTuple):
 class Script(NamedTuple):
     """A Lua script: its ``name`` and a function that returns its ``text``.
 
-    ``batchable``: several calls of it may be sent as one, arguments end to end. ``keys`` and ``arguments``
-    come first, once, however many calls are joined. ``notes_changes``: the text may call ``note_change``
-    (``changes.lua``). ``asking``: the call goes to a cluster node that is importing the slot.
-    ``states_only``: only the states are declared as KEYS, other keys are passed as arguments
-    (``redis/keys_from_args.lua``). ``override``: the override record to decide by instead of the stored one
+    ``batchable``: several calls of it may be sent as one, with their arguments concatenated. ``keys`` and
+    ``arguments`` come first, and only once, however many calls are joined. ``notes_changes``: the text may
+    call ``note_change`` (``changes.lua``). ``asking``: the call goes to a cluster node that is importing the
+    slot. ``states_only``: only the states are declared as KEYS, other keys are passed as arguments
+    (``redis/keys_from_args.lua``). ``override``: the override record to use instead of the stored one
     (``redis/override_from_args.lua``).
     """
 
@@ -187,24 +188,24 @@ class Operation(ABC, Generic[R_co]):
     __slots__ = ()
 
     changes_override: bool = False
-    """Whether it writes an override that bound limits follow (see :meth:`Store.bind`)."""
+    """Whether the operation writes an override that bound limits follow (see :meth:`Store.bind`)."""
 
     @property
     @abstractmethod
     def state_keys(self) -> Sequence[StateKey]:
-        """The states it touches, each once."""
+        """The states that the operation touches, each once."""
 
     def changed_name(self, reply: Any) -> str | None:
-        """Return the name under which the change log records what it changed; ``None`` if nothing.
+        """Return the name under which the change log records the change; ``None`` if nothing changed.
 
-        Lua twin: the script's calls of ``note_change``.
+        Lua version: the script's calls of ``note_change``.
         """
         return None
 
     @property
     @abstractmethod
     def script(self) -> Script:
-        """The Lua twin of ``step``."""
+        """The Lua version of ``step``."""
 
     @property
     def reply_size(self) -> int:
@@ -228,21 +229,21 @@ class Operation(ABC, Generic[R_co]):
         """Read the script's reply (the part of it that belongs to this operation)."""
 
     def undo(self, reply: Any) -> Operation[Any] | None:
-        """Return the operation that gives back what ``reply`` granted to a caller that was cancelled."""
+        """Return the operation that releases what ``reply`` granted to a cancelled caller."""
         return None
 
     def as_report(self, reporter: str, number: int) -> Operation[Any]:
         """Return this operation as a report that takes effect once, however often it is applied.
 
-        The numbers of one reporter grow, and its reports are applied in their order. An operation that may be
-        applied more than once anyway returns itself.
+        The numbers of one reporter increase, and its reports are applied in order. An operation that may
+        safely be applied more than once returns itself.
         """
         return self
 
     def fallback(self, outage: Outage) -> Operation[R_co] | None:
-        """Return what to apply to this worker's local state while the shared store is unreachable.
+        """Return the operation to apply to this worker's local state while the shared store is unreachable.
 
-        ``None``: it makes sense only where all workers see it.
+        ``None`` if the operation makes sense only where all workers see it.
         """
         return None
 
@@ -255,13 +256,15 @@ class Store(ABC):
     """A state engine.
 
     Required: ``apply`` and ``apply_async``. Every other member has a working default; an engine overrides
-    those it can do better. An engine raises a ``StateError`` subclass when it cannot carry out an operation:
+    those that it can improve. An engine raises a ``StateError`` subclass when it cannot carry out an
+    operation:
 
-    - ``StateUnavailableError``: it cannot be reached or used; the operation had no effect, or the caller
-      cannot know. The worker decides from its local share until a probe succeeds.
-    - ``StateTimeoutError``: no answer in time; the operation may have taken effect. As above.
-    - ``StateAuthError``: it refuses the credentials. Before the first reply it reaches the caller; later, as
-      above.
+    - ``StateUnavailableError``: the engine cannot be reached or used; the operation had no effect, or that is
+      unknown. The worker decides from its local share until a probe succeeds.
+    - ``StateTimeoutError``: no answer in time; the operation may have taken effect. The worker then also
+      decides from its local share.
+    - ``StateAuthError``: the engine refuses the credentials. Before the first reply the error reaches the
+      caller; later the worker decides from its local share.
     - ``StatePermissionError``, ``StateTypeError``, ``StateFullError``: the operation's key cannot be used.
       Only that key is decided from the local share.
 
@@ -270,10 +273,10 @@ class Store(ABC):
     """
 
     clock: Clock = MONOTONIC
-    """The clock for waits; engines of one machine decide by it too."""
+    """The clock for waits; engines on one machine also decide by it."""
 
     address: str = "state"
-    """What the state is called in events, log lines and metrics; without credentials."""
+    """The name of the state in events, log lines and metrics, without credentials."""
 
     shared: bool = True
     """Whether other processes see the state. A shared engine gets failover when it is opened by its URL."""
@@ -282,7 +285,7 @@ class Store(ABC):
     """Whether an operation takes microseconds in this process, without a server; ``bind`` then works."""
 
     is_healthy: bool
-    """Of a store that fails over: whether operations reach the engine; false also before the first use."""
+    """Whether operations reach the engine, for a store that fails over; also false before the first use."""
 
     has_heartbeat: bool = False
     """Whether the store has a heartbeat, which polls for subscribers and reads overrides."""
@@ -294,24 +297,24 @@ class Store(ABC):
     """
 
     batch_size: int = 1
-    """How many operations ``apply_many`` sends in one call, at most."""
+    """The most operations that ``apply_many`` sends in one call."""
 
     connect_seconds_max: float = 0.0
-    """How long ``probe`` may take to connect: workers that rejoin wait at least so long for each other."""
+    """How long ``probe`` may take to connect: rejoining workers wait at least this long for each other."""
 
     state_bytes_max: int | None = None
-    """The largest state it keeps; ``None``: no limit."""
+    """The largest state that the store keeps; ``None`` means no limit."""
 
     @abstractmethod
     def apply(self, operation: Operation[R]) -> R:
-        """Carry out an operation, blocking. Raises ``StateError`` where that is not possible."""
+        """Carry out an operation, blocking. Raises ``StateError`` if that is not possible."""
 
     @abstractmethod
     def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
         """Carry out an operation without blocking the event loop."""
 
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Carry out several operations; returns for each its reply, or the error of its key."""
+        """Carry out several operations; return the reply to each, or the error of its key."""
         replies: list[Any] = []
         for operation in operations:
             try:
@@ -323,7 +326,8 @@ class Store(ABC):
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space, by key, not as one atomic view.
 
-        An engine that cannot list returns none: the dashboard and ``comporta top`` then show no upstreams.
+        An engine that cannot list records returns an empty dictionary: the dashboard and ``comporta top``
+        then show no upstreams.
         """
         return {}
 
@@ -332,23 +336,23 @@ class Store(ABC):
         return self.entries(space)
 
     def bind(self, binding: Binding) -> LocalBoundLimit | None:
-        """Tie a limit's algorithm to this store; ``None`` where every decision is an operation."""
+        """Tie a limit's algorithm to this store; ``None`` if every decision is an operation."""
         return None
 
     def probe(self) -> None:  # noqa: B027 - a default
         """Check that the store can be used; raise the ``StateError`` that says why not. May block."""
 
     def verify(self) -> None:  # noqa: B027 - a default
-        """Check, about once a second, that what is in use is still the state that other workers find."""
+        """Check, about once a second, that this store still uses the state that other workers find."""
 
     @property
     def primary(self) -> Store:
-        """The engine itself, if this store stands in front of one."""
+        """The engine that this store wraps, or the store itself."""
         return self
 
     @property
     def worker_count(self) -> int | None:
-        """How many workers share this state, as far as this one knows."""
+        """How many workers share this state, as far as this worker knows."""
         return None
 
     @property
@@ -363,7 +367,7 @@ class Store(ABC):
 
     @property
     def large_states_max(self) -> int | None:
-        """How many histories, the largest states there are, it keeps; ``None``: no limit."""
+        """How many histories, the largest states, this store keeps; ``None`` means no limit."""
         return None
 
     def subscribe(self, subscriber: HeartbeatSubscriber) -> None:  # noqa: B027 - a default
@@ -377,16 +381,16 @@ class Store(ABC):
         return False
 
     def poll_soon(self) -> None:  # noqa: B027 - a default
-        """Poll for the subscribers now rather than at the next turn of the heartbeat."""
+        """Poll for the subscribers now rather than at the next poll of the heartbeat."""
 
     def close(self) -> None:  # noqa: B027 - a default
-        """Close connections and files. A shared state stays where it is. A second call does nothing."""
+        """Close connections and files. Shared state is kept. A second call does nothing."""
 
     def close_connections(self) -> None:  # noqa: B027 - a default
-        """Close the connections of blocking callers; they reopen when needed. The state stays."""
+        """Close the connections of blocking callers; they reopen when needed. The state is kept."""
 
     async def aclose(self) -> None:  # noqa: B027 - a default
-        """Close connections, those of the running event loop included; they reopen when needed."""
+        """Close connections, including those of the running event loop; they reopen when needed."""
 
 
 def key_text(space: str, key: str) -> str:

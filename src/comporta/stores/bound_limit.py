@@ -16,12 +16,12 @@ R = TypeVar("R")
 
 
 class Algorithm(StateType):
-    """A state type with one hot operation: take an amount, or learn how long to wait."""
+    """A state type with one frequent operation: take an amount, or return how long to wait."""
 
     __slots__ = ()
 
     lasting: bool = True
-    """Whether a refusal holds until the time it names; false where the algorithm itself ends sooner."""
+    """Whether a refusal holds until the time that it names; false if the algorithm may end sooner."""
 
     @abstractmethod
     def step(
@@ -48,11 +48,11 @@ class WouldBlock(Exception):  # noqa: N818 - a signal between a store and its ca
 
 
 class FastPathBlocked(WouldBlock):
-    """Another state counts for the decision, too: only an operation can make it."""
+    """The decision also depends on another state, so only an operation can make it."""
 
 
 class BoundLimit(ABC):
-    """An algorithm tied to a store: the direct path for the hot operation.
+    """An algorithm tied to a store: the direct path for the most frequent operation.
 
     Keys may be anything that ``Binding.key_text`` turns into the text of a key.
     """
@@ -66,24 +66,24 @@ class BoundLimit(ABC):
     """Whether this limit decides from a local share while its engine fails; it has an ``engine_limit``."""
 
     engine_limit: LocalBoundLimit | None
-    """The limit of the engine behind one that ``fails_over``; ``None`` until the engine is open.
+    """The engine's limit, for a limit that ``fails_over``; ``None`` until the engine is open.
 
-    While the store ``is_healthy``, callers may use it directly, if they come back here after an error.
+    While the store ``is_healthy``, callers may use it directly, if they return to this limit after an error.
     """
 
     @property
     def remote(self) -> Any:
-        """The limit's remote side, where a server decides; ``None`` where this process does."""
+        """The limit's remote side if a server decides; ``None`` if this process does."""
         return None
 
     @property
     def leases(self) -> Any:
-        """The lease client, where tokens are taken ahead; ``None`` where they are not."""
+        """The lease client if the limit uses leases, else ``None``."""
         return None
 
     @property
     def shadow(self) -> Any:
-        """What counts the refusals of a limit in shadow mode; ``None`` where they are refusals."""
+        """The counter of refusals if the limit is in shadow mode, else ``None``."""
         return None
 
     try_acquire: Callable[[Any, int], int]
@@ -95,15 +95,15 @@ class BoundLimit(ABC):
     @property
     @abstractmethod
     def algorithm(self) -> Algorithm:
-        """The algorithm in force: the bound one under the current override."""
+        """The algorithm in effect: the bound one under the current override."""
 
     @abstractmethod
     async def algorithm_async(self) -> Algorithm:
-        """Return the algorithm in force without blocking the event loop."""
+        """Return the algorithm in effect without blocking the event loop."""
 
     @property
     def cached_algorithm(self) -> Any:
-        """The algorithm in force as this process last saw it. Never blocks.
+        """The algorithm in effect as this process last saw it. Never blocks.
 
         A bound limit whose ``algorithm`` may wait, for a lock or a server, must override this.
         """
@@ -115,21 +115,21 @@ class BoundLimit(ABC):
 
 
 class LocalBoundLimit(BoundLimit):
-    """An algorithm tied to a store of this process or machine, which can do more than return a wait."""
+    """An algorithm tied to a store of this process or machine, which can also run other steps."""
 
     __slots__ = ()
 
     @abstractmethod
     def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return what ``try_acquire`` is, for another step, which ``step_of`` makes from the algorithm."""
+        """Return a ``try_acquire`` for another step, which ``step_of`` makes from the algorithm."""
 
 
 class Binding(NamedTuple):
     """What a store needs to bind a limit.
 
-    ``override`` is the record that bound limits follow. ``key_text`` turns what callers use as a key into its
-    text and rejects what cannot be a key; it is called only for keys the store does not know yet.
-    ``operation`` makes the operation that takes an amount from a key, for stores that apply operations.
+    ``override`` is the record that bound limits follow. ``key_text`` converts a caller's key to text and
+    rejects invalid keys; it is called only for keys that the store does not know yet. ``operation`` makes the
+    operation that takes an amount from a key, for stores that apply operations.
     """
 
     algorithm: Algorithm

@@ -1,4 +1,4 @@
-"""Making room in a dictionary that is a cache of bounded size, a few entries at a time."""
+"""Makes room in a dictionary that is a cache of bounded size, a few entries at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PARTS = 256
 
 
 def drop_oldest(entries: dict[Any, Any], entries_max: int) -> None:
-    """Delete a small part of the entries, those added first, if there are ``entries_max``.
+    """Delete a few of the oldest entries if there are ``entries_max``.
 
-    Clearing a large cache at once stops its caller for tens of milliseconds. Threads may call this at the
-    same time, and add entries meanwhile.
+    Clearing a large cache at once would block its caller for tens of milliseconds. Several threads may call
+    this at the same time, and add entries meanwhile.
     """
     if len(entries) >= entries_max:
         with suppress(RuntimeError):  # another thread added an entry, without CPython's global lock

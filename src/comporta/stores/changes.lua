@@ -1,4 +1,4 @@
--- Begins a script that may record changes in the change log. Twin of changes.py.
+-- Begins a script that may record changes in the change log. Lua version of changes.py.
 --
 -- KEYS  the last: the change log, a sorted set of names by the version of their last change; the member '' has the
 --       version since which the log is complete. This text removes the key from KEYS.

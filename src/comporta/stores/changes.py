@@ -1,15 +1,16 @@
-"""The change log: what has changed in a store, so that workers need not read everything to learn of it.
+"""The change log: what has changed in a store, so that workers need not read everything to find out.
 
 Every override of a limit, every transition of a circuit and every pause records its name in the log, with a
 version. A worker remembers the version up to which it knows all changes, and asks for the names with a later
 one: usually there are none, and one read replaces one for each limit and circuit. Versions are times of the
-store, in microseconds, each later than the one before it, so that those of a server that lost its memory are
-never mistaken for old ones. A name is in the log once, with its last change. The log keeps at most
-``CHANGES_MAX`` names and says since which version it is complete; a worker that knows less reads everything.
+store in microseconds, each later than the one before it, so that new versions of a server that lost its
+memory are never mistaken for old ones. Each name is in the log once, with its last change. The log keeps at
+most ``CHANGES_MAX`` names and records since which version it is complete; a worker with an older version
+reads everything.
 
-What changes without an operation (a key that a person writes by hand, a mark that expires) is not in the log.
+Changes without an operation (a key written by hand, a mark that expires) are not in the log.
 
-This module is pure. Lua twins: ``changes.lua`` writes the log, ``failover/read_changes.lua`` reads it.
+This module is pure. Lua versions: ``changes.lua`` writes the log, ``failover/read_changes.lua`` reads it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Apply:
 
 
 class ApplyMany:
-    """Effect: apply several operations, in one call where the store can; errors are among the results."""
+    """Effect: apply several operations, in one call if the store can; errors are among the results."""
 
     __slots__ = ("_operations", "_store")
 

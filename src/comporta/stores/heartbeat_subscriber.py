@@ -1,4 +1,4 @@
-"""What an object implements to use the heartbeat of a store: poll it, report to it, and follow its changes.
+"""The interface of objects that use a store's heartbeat to poll the store, report to it or follow it.
 
 The heartbeat itself is in ``failover/heartbeat.py``. This module does not know when it beats.
 """
@@ -26,7 +26,7 @@ class HeartbeatSubscriber(ABC):
         """Handle the reply, on the heartbeat's thread. Must not raise."""
 
     change_name: str | None = None
-    """The name under which the change log records changes of what it follows; ``None``: it follows nothing.
+    """The name of the followed object in the change log; ``None`` if the subscriber follows nothing.
 
     On a store that keeps a change log the heartbeat calls ``on_changed`` and ``on_confirmed`` before
     ``heartbeat_operation``.
@@ -34,25 +34,25 @@ class HeartbeatSubscriber(ABC):
 
     @property
     def follows_closely(self) -> bool:
-        """Whether it must learn of changes within ``POLL_SECONDS``, and not just once a second."""
+        """Whether it must receive changes within ``POLL_SECONDS`` instead of once a second."""
         return False
 
     def on_changed(self, version_us: int) -> None:  # noqa: B027 - a default
-        """Handle a change of what it follows, or that there may be one: what was read before is outdated."""
+        """Handle a certain or possible change of the followed object: earlier reads are outdated."""
 
     def on_confirmed(self, asked_ns: int) -> None:  # noqa: B027 - a default
         """Handle that all changes up to ``asked_ns``, by the store's clock, have been passed on.
 
-        Not called every 5 s, when everything is to be read whatever the log says.
+        Every 5 s it is not called, because everything must then be read whatever the log says.
         """
 
     def rejoin_operations(self) -> Sequence[Operation[Any]]:
-        """Return what the shared store must know before this worker uses it again, after an outage.
+        """Return the operations to apply to the shared store before this worker uses it after an outage.
 
         May be applied more than once in one recovery.
         """
         return ()
 
     def recovery_operation(self) -> Operation[Any] | None:
-        """Return what copies knowledge that the shared store may have lost into the local state."""
+        """Return the operation that copies data that the shared store may have lost into the local state."""
         return None

@@ -1,4 +1,4 @@
--- Updates and reads one hour of numbers in slots of 10 s, for one or more series. Twin of history.py.
+-- Updates and reads one hour of numbers in slots of 10 s, for one or more series. Lua version of history.py.
 --
 -- KEYS  the series, each a hash: up to 24 numbers as text by the number of the slot, and `last`: the newest slot
 -- ARGV  1: now in µs, or 0 for the server's clock

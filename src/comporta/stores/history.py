@@ -3,15 +3,15 @@
 A slot is ``COLUMNS`` numbers below 2**32; a number that would exceed that stays at the maximum. Workers add
 to some columns (calls), set others to their latest value (a limit), and mark in others what was true at any
 time of the slot (a circuit's states). A worker's own clock is not used: a reader converts the age of a slot
-into its own time. What the columns mean is not known here (``fleet/series.py``).
+into its own time. ``fleet/series.py`` defines the meaning of the columns.
 
 On a server a series is one hash with a field for each slot. Other engines keep it as a ring of ``CHUNKS``
-records of up to ``CHUNK_SLOTS`` slots each, at most 3.6 KB: one record more than an hour takes, because the
+records of up to ``CHUNK_SLOTS`` slots each, at most 3.6 KB: one more record than an hour needs, because the
 newest is still being filled. On ``shared://``, histories use at most an eighth of the table's memory
-(:func:`series_capacity`), because breakers, permits and limits need room too. If the table is full,
+(:func:`series_capacity`), because breakers, permits and limits also need room. If the table is full,
 ``RecordHistory`` raises ``StateFullError`` and changes nothing.
 
-Lua twin: ``history.lua``.
+Lua version: ``history.lua``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POWERS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """The values that can be marked in a column."""
 
 SERIES_MAX: Final = 100
-"""How many series one process records, at most; the fleet publisher enforces it."""
+"""The most series that one process records; the fleet publisher enforces it."""
 
 CHUNK_SLOTS: Final = 36
 CHUNKS: Final = SLOTS // CHUNK_SLOTS + 1
@@ -48,7 +48,7 @@ RETENTION_US: Final = (SLOTS + 1) * SLOT_US
 
 _ENTRY = Struct(f"<{1 + COLUMNS}I")
 _NUMBER = Struct("<I")
-_DIGITS_MAX = 11  # more than the largest number has
+_DIGITS_MAX = 11  # more digits than the largest number has
 
 
 class HistorySlot(NamedTuple):
@@ -59,7 +59,7 @@ class HistorySlot(NamedTuple):
 
 
 class History(NamedTuple):
-    """The slots of a series, the oldest first; slots without numbers are left out."""
+    """The slots of a series, oldest first; slots without numbers are left out."""
 
     now_us: int
     slots: list[HistorySlot]
@@ -108,7 +108,7 @@ class _HistoryOperation(Operation[R]):
 class RecordHistory(_HistoryOperation[int]):
     """Add ``adds`` to the first columns of the current slot, and ``sets`` others; returns the slot's number.
 
-    ``marks`` are pairs of a column and a power of two: that bit of the column is set.
+    ``marks`` are pairs of a column and a power of two, the bit of the column to set.
     """
 
     __slots__ = ("_adds", "_marks", "_sets")

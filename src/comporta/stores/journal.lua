@@ -1,4 +1,4 @@
--- Appends to and reads the fleet's journal. Twin of journal.py.
+-- Appends to and reads the fleet's journal. Lua version of journal.py.
 --
 -- KEYS  1: the journal, a hash: the latest 200 entries in a ring of fields 0 to 199, and `next`: how many
 --          entries there have ever been

@@ -1,11 +1,11 @@
 """The fleet's journal: the latest entries of all workers, the newest first.
 
-An entry is up to ``ENTRY_BYTES_MAX`` bytes; what they mean is not known here. A server keeps the latest
-``ENTRIES_MAX``. Other engines keep a ring of ``PAGES`` records of 4 KB, in which a new page replaces the
-oldest: about 200 entries of usual length, and at least 28 of the longest. The journal expires an hour after
-its last entry.
+An entry has up to ``ENTRY_BYTES_MAX`` bytes, whose meaning this module does not know. A server keeps the
+latest ``ENTRIES_MAX`` entries. Other engines keep a ring of ``PAGES`` records of 4 KB, in which a new page
+replaces the oldest: about 200 entries of usual length, and at least 28 of the longest. The journal expires an
+hour after its last entry.
 
-Lua twin: ``journal.lua``.
+Lua version: ``journal.lua``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPACE: Final = "comporta_journal"
 ENTRIES_MAX: Final = 200
 ENTRY_BYTES_MAX: Final = 1000
 APPEND_MAX: Final = 50
-"""How many entries one operation appends, at most."""
+"""The most entries that one operation appends."""
 
 PAGES: Final = 8
 RETENTION_US: Final = 3600 * SECOND_US

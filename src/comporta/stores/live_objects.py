@@ -1,7 +1,7 @@
-"""The objects of this process by name and store, for those that another process sent by pickle.
+"""The objects of this process by name and store, to replace objects that another process pickled.
 
 A pickle of a limiter or an upstream contains its name and the address of its store, never a password. The
-process that loads it uses its own object of that name.
+process that loads the pickle uses its own object of that name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LiveObjects(Generic[T]):
         fork_safety.reinit_lock_after_fork(self._lock)
 
     def add(self, store: Store, name: str, item: T) -> None:
-        """Remember an object for as long as the program uses it."""
+        """Register an object for as long as the program uses it."""
         with self._lock:
             self._objects[store.address, name] = item
 

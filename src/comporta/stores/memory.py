@@ -1,9 +1,9 @@
 """The engine behind ``memory://``: state in dictionaries of one process, for all its threads and event loops.
 
-Each space (all keys of one limit, for example) has dictionaries of its own (``memory_space.py``). The store
+Each space (all keys of one limit, for example) has its own dictionaries (``memory_space.py``). The store
 removes expired states a few at a time while it is in use, each within about a minute of its expiry. At
-``keys_max`` it refuses a new key with ``StateFullError``: it never evicts a live one. It knows no other
-process.
+``keys_max`` it refuses a new key with ``StateFullError``: it never evicts a live one. No other process sees
+its state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from comporta.stores.records import RECORD
 
 R = TypeVar("R")
 
-# Without CPython's global lock two threads run at the same time: then all callers use the store's lock.
+# Without CPython's global lock two threads run at the same time: all callers then use the store's lock.
 HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: sys.implementation.name == "cpython")()
 
 _SWEEP_EVERY_US = SECOND_US
@@ -115,7 +115,7 @@ class MemoryStore(Store):
                 self.fast_path_until_us = self._sweep_at_us if HAS_GIL else 0
 
     async def apply_async(self, operation: Operation[R]) -> R:
-        """Carry out an operation at once: it takes microseconds."""
+        """Carry out an operation immediately, because it takes only microseconds."""
         return self.apply(operation)
 
     def entries(self, space: str) -> dict[str, bytes]:
@@ -133,7 +133,7 @@ class MemoryStore(Store):
 
     @property
     def worker_count(self) -> int:
-        """One: no other process sees this state."""
+        """1, because no other process sees this state."""
         return 1
 
     @property
@@ -203,7 +203,7 @@ class MemoryStore(Store):
     def _reserve_key(self, now_us: int) -> None:
         """Count one more key, or raise ``StateFullError``."""
         if self._size >= self.keys_max and now_us >= self._full_sweep_at_us:
-            self._full_sweep_at_us = now_us + _FULL_SWEEP_EVERY_US  # a flood must not pay for it each time
+            self._full_sweep_at_us = now_us + _FULL_SWEEP_EVERY_US  # not for every key of a flood
             self._sweep(now_us)
         if self._size >= self.keys_max:
             raise StateFullError(f"memory:// holds {self.keys_max} live keys and has no room for more")
@@ -212,8 +212,8 @@ class MemoryStore(Store):
     def _sweep(self, now_us: int) -> None:
         """Check some of the keys and delete the expired states.
 
-        All keys are checked once a minute. Where that would be too many at a time, it sweeps more often than
-        once a second.
+        All keys are checked once a minute. If that would be too many keys at a time, the store sweeps more
+        often than once a second.
         """
         rounds = max(_SWEEP_ROUNDS, self._size // _SWEEP_MAX)
         self._sweep_at_us = now_us + _SWEEP_EVERY_US * _SWEEP_ROUNDS // rounds
@@ -236,7 +236,7 @@ class MemoryStore(Store):
         return space
 
     def _reserve_keys(self, changes: list[tuple[StateKey, State]], now_us: int) -> None:
-        """Count all new keys of an operation or, if there is no room for one, none of them."""
+        """Count all new keys of an operation, or none of them if one has no room."""
         reserved = 0
         try:
             for key, new in changes:

@@ -1,4 +1,4 @@
-"""The hot path of ``memory://``: from a key to a decision without a lock.
+"""The fast path of ``memory://``: from a key to a decision without a lock.
 
 Everything rarer happens under the store's lock (``memory.py``).
 """
@@ -26,12 +26,13 @@ class MemoryBoundLimit(LocalBoundLimit):
 
     It takes no lock. A decision is made on an immutable state (a tuple), and the new state is written only if
     the old one is still in the dictionary. CPython switches threads, and runs signal handlers, only at calls
-    and loops, and there is neither between that check and the write. Everything rarer (a new key, a sweep, an
-    operation on several keys) happens under the store's lock, which also closes this path while it is held.
+    and loops, and there is neither of these between that check and the write. Everything rarer (a new key, a
+    sweep, an operation on several keys) happens under the store's lock, which also closes this path while it
+    is held.
 
-    A refusal is cached together with the state it was made on: as long as that very object is in the
-    dictionary, the answer stays the same until the time it named. Refusals of an algorithm that is in force
-    only for a time (``lasting`` is false) are not cached: the algorithm after it may grant sooner.
+    A refusal is cached together with the state on which it is based: as long as that very object is in the
+    dictionary, the answer stays the same until the time that it named. Refusals of an algorithm that is in
+    effect only for a time (``lasting`` is false) are not cached, because the next algorithm may grant sooner.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class MemoryBoundLimit(LocalBoundLimit):
         self._on_switch = [switch_algorithm]
 
     async def algorithm_async(self) -> Algorithm:
-        """Return the algorithm in force."""
+        """Return the algorithm in effect."""
         return self.algorithm
 
     def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:

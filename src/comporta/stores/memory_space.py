@@ -1,8 +1,8 @@
 """The states of one space of ``memory://``, in dictionaries that stay small.
 
-The keys of a limit that were not used lately move from one dictionary to many smaller ones: one that grows,
-or is searched for expired states, never takes more than a few milliseconds. The module takes no lock and does
-not count keys; the store does (``memory.py``).
+The keys of a limit that were not used recently move from one dictionary to many smaller ones, so that growing
+a dictionary, or searching it for expired states, never takes more than a few milliseconds. The module takes
+no lock and does not count keys; the store does (``memory.py``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _RECENT_MOVED = 256
 class MemorySpace:
     """The states of one space, and their type.
 
-    ``table`` holds the keys used lately, the only ones that fast paths see. It moves its oldest keys to the
-    ``older`` dictionaries, by hash and as bytes, and gets a key back when that is written again. A space
-    whose type is not ``evictable`` keeps all its keys in ``table``.
+    ``table`` holds the recently used keys, the only ones that fast paths see. The space moves the oldest keys
+    to the ``older`` dictionaries, by hash and as bytes, and moves a key back when it is written again. A
+    space whose type is not ``evictable`` keeps all its keys in ``table``.
     """
 
     __slots__ = ("older", "older_count", "state_type", "table")
@@ -43,7 +43,7 @@ class MemorySpace:
         return state
 
     def put(self, key: str, state: State) -> None:
-        """Write a state; the key counts as used lately."""
+        """Write a state; the key counts as recently used."""
         self.table[key] = state
         if self.older:
             self._older(key).pop(key, None)

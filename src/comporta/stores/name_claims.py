@@ -1,7 +1,7 @@
 """Which configuration a name has on a store, in this process.
 
-An explicit name is a promise that all users of it mean the same: two configurations under one name in one
-program are an error. A claim lasts as long as any object holds it.
+All users of an explicit name must mean the same: two configurations under one name in one program are an
+error. A claim lasts as long as any object holds it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _undo: ContextVar[list[Callable[[], None]] | None] = ContextVar("undo", default=
 
 @contextmanager
 def replacing_names() -> Iterator[Callable[[], None]]:
-    """Let objects that the block creates take over the names of others; undone if the block raises.
+    """Let objects created in the block take over the names of others; undo that if the block raises.
 
-    The block gets a function that undoes it later.
+    The block receives a function that undoes it later.
     """
     steps: list[Callable[[], None]] = []
 
@@ -70,7 +70,7 @@ class NameClaims:
     def claim(
         self, store: Store, name: str, config: object, *, advice: str = "choose another name"
     ) -> NameClaim:
-        """Return what the object has to hold; ``ValueError`` if the name has another configuration."""
+        """Return the claim that the object must hold; ``ValueError`` if the configurations differ."""
         with self._lock:
             claims = self._by_store.setdefault(store, WeakValueDictionary())
             claim = claims.get(name)

@@ -1,4 +1,4 @@
--- Reads small records. Twin of ReadRecord in records.py.
+-- Reads small records. Lua version of ReadRecord in records.py.
 --
 -- KEYS  the records (strings)
 -- ARGV  1: now in µs, not used: the server expires records

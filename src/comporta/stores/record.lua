@@ -1,4 +1,4 @@
--- Writes or deletes one small record. Twin of records.py.
+-- Writes or deletes one small record. Lua version of records.py.
 --
 -- KEYS  1: the record (a string; `delete` without an expected value deletes a key of any type)
 -- ARGV  1: now in µs, or 0 for the server's clock; used only for the change log: the server expires records

@@ -4,7 +4,7 @@ A record is up to 4 KB of bytes under a key. A write can require that the record
 holds the value that was read, so that a late owner cannot overwrite its successor's record. Registries, the
 journal, histories and operators' overrides are records.
 
-This module does not know what the bytes mean. Lua twins: ``record.lua`` and ``read_records.lua``.
+This module does not know what the bytes mean. Lua versions: ``record.lua`` and ``read_records.lua``.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ReadRecord(_RecordOperation[bytes | None]):
         return [None], _value(states[0], now_us)
 
     def script_args(self) -> list[int | str | bytes]:
-        """Return nothing: the key says everything."""
+        """Return no arguments: the key is enough."""
         return []
 
     def parse(self, raw: Sequence[Any]) -> bytes | None:
@@ -120,10 +120,10 @@ class ReadRecord(_RecordOperation[bytes | None]):
 
 
 class _RecordChange(_RecordOperation[bool]):
-    """Base of the operations that change a record if it holds what is expected.
+    """Base of the operations that change a record if it holds the expected value.
 
-    ``changes_override``: bound limits of this process follow the record. ``change_name``: the change log
-    records the change under this name.
+    ``changes_override`` is true if bound limits of this process follow the record. ``change_name`` is the
+    name under which the change log records the change.
     """
 
     __slots__ = ("_change_name", "changes_override", "expected", "script")
@@ -171,7 +171,8 @@ def _value(state: State | None, now_us: int) -> bytes | None:
 class WriteRecord(_RecordChange):
     """Write a value for ``ttl`` seconds (``None``: until deleted) and return whether it was written.
 
-    ``expected``: write only if the record still holds this value; ``ABSENT``: only if there is no record.
+    With ``expected``, write only if the record still holds this value; with ``ABSENT``, only if there is no
+    record.
     """
 
     __slots__ = ("ttl_us", "value")
@@ -198,7 +199,7 @@ class WriteRecord(_RecordChange):
         self.ttl_us = None if ttl is None else to_us(ttl)
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], bool]:
-        """Write the value if the record holds what is expected."""
+        """Write the value if the record holds the expected one."""
         if not self._matches_expected(states[0], now_us):
             return [None], False
         expires_us = NEVER_US if self.ttl_us is None else now_us + self.ttl_us
@@ -235,7 +236,7 @@ class DeleteRecord(_RecordChange):
         return [StateKey(self.space, self.key, self.state_type)]
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], bool]:
-        """Delete the state if it is what is expected."""
+        """Delete the state if it matches the expected one."""
         if states[0] is None or not self._matches_expected(states[0], now_us):
             return [None], False
         return [GONE], True

@@ -9,7 +9,7 @@
 ``name://``                                               what ``register_scheme("name", open)`` opens
 ========================================================= ==============================================
 
-It loads an engine only when its URL is opened. Which schemes there are is in ``comporta/state_schemes.py``.
+It loads an engine only when its URL is opened. ``comporta/state_schemes.py`` lists the schemes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ fork_safety.reinit_lock_after_fork(_lock)
 
 
 def default_url(*, distributed: bool) -> str:
-    """Return the URL of the state where the program names none.
+    """Return the URL of the state if the program names none.
 
-    A limit that is not ``distributed`` uses this process's memory. Otherwise it is ``COMPORTA_STATE``, or
-    else ``REDIS_URL``, or else ``shared://`` named after ``COMPORTA_APP``.
+    A limit that is not ``distributed`` uses this process's memory. Otherwise the URL is ``COMPORTA_STATE``,
+    else ``REDIS_URL``, else ``shared://`` with the name in ``COMPORTA_APP``.
     """
     if not distributed:
         return "memory://"
@@ -53,7 +53,7 @@ def default_url(*, distributed: bool) -> str:
 def open_store(url: str) -> Store:
     """Return the store of a URL. Every caller in this process that opens the same URL gets the same store.
 
-    A store that is shared gets failover: its errors begin an outage and do not reach callers.
+    A shared store gets failover: its errors begin an outage and do not reach callers.
     """
     if not isinstance(url, str):
         raise TypeError(f"state must be a URL or a store, got {url!r:.100}")
@@ -80,9 +80,9 @@ def opened_store(address: str) -> Store | None:
 
 
 def _canonical_url(url: str) -> str:
-    """Return the same text for URLs that leave out what is the default: the application, or database 0.
+    """Return the same text for URLs that omit a default: the application, or database 0.
 
-    Otherwise one program would have two stores for one place, each a worker of its own, and a name could have
+    Otherwise one program would have two stores for one place, each counted as a worker, and a name could have
     two configurations.
     """
     parts = urlsplit(url)
@@ -134,7 +134,7 @@ def close_stores() -> None:
 
 
 def _open_registered(open_engine: StoreOpener, url: str) -> Store:
-    """Open an engine that is not built in. If its backend is away, the heartbeat's probes open it later."""
+    """Open an engine that is not built in. If it is unreachable, the heartbeat's probes open it later."""
 
     def open_checked() -> Store:
         store = open_engine(url)

@@ -1,7 +1,7 @@
-"""Budgets: reserve an estimate before a call, and settle what the call really cost after it.
+"""Budgets: reserve an estimate before a call, and settle its actual cost after it.
 
-- ``flows``: what a limiter can do with a budget, each method once
+- ``flows``: every budget method of a limiter, implemented once
 - ``operation``: settling one call, as an operation that any store can apply
 - ``settlements``: the settlements of ended reservations, sent together a few milliseconds later
-- ``reservation``: what ``async with limiter.reserve(key, cost) as budget`` gives to the program
+- ``reservation``: the object that ``async with limiter.reserve(key, cost) as budget`` provides
 """

@@ -1,4 +1,4 @@
-"""What a limiter can do with a budget: reserve an estimate, and settle what a call really cost.
+"""The budget methods of a limiter: reserve an estimate, and settle what a call really cost.
 
 Each method is a flow, as in ``limits/flows.py``: ``limiter.py`` drives it for coroutines and for threads.
 """
@@ -33,7 +33,7 @@ class BudgetFlows:
         self.settlements = Settlements(flows.store, flows.name)
 
     def settle_flow(self, key: Key, reserved: int, used: int, granted_at: float | None) -> Flow[bool]:
-        """Credit or debit what a call cost less or more than was reserved for it."""
+        """Credit or debit the difference between what was reserved for a call and what it cost."""
         settlement = yield from self.settlement_flow(normalize_key(key), reserved, used, granted_at)
         if settlement is None:
             return False
@@ -48,7 +48,7 @@ class BudgetFlows:
         return Reservation(cost, flows.store.clock.now_ns() / 1e9, (flows.name,), (cost,))
 
     def settle_reservation_flow(self, key: Key, reservation: Reservation) -> Flow[None]:
-        """Settle a reservation whose block has ended, together with others where a server decides."""
+        """Settle a reservation whose block has ended; if a server decides, together with others."""
         [reserved], [used] = reservation.reserved_amounts, reservation.used_amounts
         settlement = yield from self.settlement_flow(
             normalize_key(key), reserved, used, reservation.granted_at
@@ -59,7 +59,7 @@ class BudgetFlows:
     def settlement_flow(
         self, text: str, reserved: int, used: int, granted_at: float | None
     ) -> Flow[Settlement | None]:
-        """Return what settles a call; ``None`` if it cost what was reserved for it."""
+        """Return the settlement of a call; ``None`` if it cost exactly what was reserved for it."""
         require_integer("reserved", reserved, 0, EXACT_INT_MAX)
         require_integer("used", used, 0, EXACT_INT_MAX)
         clock = self._flows.store.clock
@@ -74,14 +74,14 @@ class BudgetFlows:
 
     @staticmethod
     def _wake_waiter(flows: LimitFlows, text: str) -> None:
-        """Let callers of this process try again: a credit may have made room."""
+        """Wake callers of this process to try again, because a credit may have made room."""
         if flows.lease_client is not None:
             flows.lease_client.forget_refusal(text)
         flows.wait_queue.wake_first(text)
 
 
 def _past_us(granted_at: float, clock: Clock) -> int:
-    """Return a moment in the past in µs; a moment of another clock, such as Unix time, raises."""
+    """Return a moment in the past in µs; raise an error for a time of another clock, such as Unix time."""
     require_number("granted_at", granted_at, unit="seconds of time.monotonic()")
     now = clock.now_ns() / 1e9
     if granted_at > now:

@@ -1,7 +1,7 @@
 """Settling one call: a credit if it cost less than was reserved, a debit if it cost more.
 
-The operation carries when the call was granted, by the clock of the store. A server has a clock of its own,
-so the script gets an age, which is computed when the request is sent.
+The operation carries the time when the call was granted, by the clock of the store. A server has its own
+clock, so the script receives an age instead, which is computed when the request is sent.
 
 Lua version: ``settle.lua``, below the Lua text of the strategy and of its settlements.
 """
@@ -21,7 +21,7 @@ from comporta.stores.base import Operation, Outage, Script, State, StateKey, key
 class SettleOperation(Operation[bool]):
     """Debit an amount above 0 or credit one below 0; the reply is whether the state changed.
 
-    ``granted_us`` is when the call was granted; ``None``: just now.
+    ``granted_us`` is when the call was granted; ``None`` means just now.
     """
 
     __slots__ = ("_clock", "demand", "granted_us", "script")
@@ -41,7 +41,7 @@ class SettleOperation(Operation[bool]):
         return [StateKey(f"{LIMIT_SPACE}:{demand.name}", demand.key, demand.strategy)]
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], bool]:
-        """Settle; a credit for a window that has ended is void."""
+        """Settle the call; a credit for a window that has ended is void."""
         strategy, amount = self.demand.strategy, self.demand.amount
         age_us = self._age_us(now_us)
         if amount < 0 and strategy.effective_at(now_us)[0].params.is_window_over(age_us):
@@ -58,7 +58,7 @@ class SettleOperation(Operation[bool]):
         return self.demand.amount, self._age_us(self._clock.now_ns() // 1000)
 
     def fallback(self, outage: Outage) -> SettleOperation:
-        """Return what settles on this worker's share of the limit."""
+        """Return the operation that settles the call on this worker's share of the limit."""
         return SettleOperation(self.script, on_local_share(self.demand, outage), self.granted_us, self._clock)
 
     def parse(self, raw: Sequence[Any]) -> bool:

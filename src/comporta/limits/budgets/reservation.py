@@ -1,6 +1,6 @@
-"""What ``async with limiter.reserve(key, cost) as budget`` gives to the program: a granted estimate.
+"""The object that ``async with limiter.reserve(key, cost) as budget`` provides: a granted estimate.
 
-A reservation only remembers; the limiter settles it when its block ends without an exception.
+A reservation only holds values; the limiter settles it when its block ends without an exception.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class Reservation:
     """An estimate that a limit granted; set ``used`` to what the call really cost.
 
     The limit is settled when the block ends. Without ``used``, after an exception, and if the process is
-    killed, the estimate stays spent. For a group, ``used`` is a number for every limit or numbers by name; a
-    limit that is left out keeps its estimate.
+    killed, the estimate stays spent. For a group, ``used`` is one number for every limit, or a number for
+    each name; a limit that is left out keeps its estimate.
     """
 
     __slots__ = ("_granted_at", "_names", "_reserved", "_used", "reserved_amounts")
@@ -54,7 +54,7 @@ class Reservation:
 
     @property
     def used_amounts(self) -> Sequence[int]:
-        """What each limit is charged in the end."""
+        """The final charge of each limit."""
         if self._used is None:
             return self.reserved_amounts
         return cost_amounts("used", self._used, self._names, self.reserved_amounts)

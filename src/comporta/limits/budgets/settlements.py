@@ -1,8 +1,8 @@
 """Settlements of ended reservations, sent together a few milliseconds later.
 
-The program does not wait for a settlement: nothing depends on its reply. A store of this machine applies it
-at once. For a server, the settlements of 10 ms make one call, on a background thread. A process that is
-killed meanwhile leaves its estimates spent, like one that is killed during its calls.
+The program does not wait for a settlement, because nothing depends on its reply. A store on this machine
+applies it at once. For a server, a background thread sends the settlements of 10 ms in one call. If the
+process is killed before that, its estimates stay spent, as if it had been killed during its calls.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply, ApplyMany
 
 SEND_AFTER_SECONDS = 0.01
-"""How long a settlement waits for others, at most."""
+"""The longest time that a settlement waits for others."""
 
 WAITING_MAX = 256
-"""How many settlements wait to be sent; the caller of the next one sends it, and waits for its reply."""
+"""The most settlements that may be pending; the caller of the next one sends it and waits for its reply."""
 
 
 class Settlement(NamedTuple):
@@ -34,7 +34,7 @@ class Settlement(NamedTuple):
 
 
 class Settlements(LeaseHolder):
-    """The settlements of one limit, or of one group of limits, that were not sent yet."""
+    """The settlements of one limit, or of one group of limits, that have not been sent yet."""
 
     __slots__ = ("__weakref__", "_lock", "_waiting", "name", "store")
 
@@ -51,7 +51,7 @@ class Settlements(LeaseHolder):
         fork_safety.reinit_lock(self._lock)
 
     def held_units(self) -> int:
-        """Return 0: what is settled here was granted long ago."""
+        """Return 0: a settlement holds no units that others could use."""
         return 0
 
     def return_all(self) -> None:
@@ -59,7 +59,7 @@ class Settlements(LeaseHolder):
         run(self.flush_flow())
 
     def send_soon_flow(self, settlements: list[Settlement]) -> Flow[None]:
-        """Send settlements together with others, or at once where that costs no round trip."""
+        """Send settlements together with others, or at once if that costs no round trip."""
         with self._lock:
             if self._can_wait(len(settlements)):
                 self._waiting += settlements
@@ -72,21 +72,21 @@ class Settlements(LeaseHolder):
         yield from settle_all_flow(self.store, settlements)
 
     def flush_flow(self) -> Flow[None]:
-        """Send the settlements that wait."""
+        """Send the pending settlements."""
         with self._lock:
             settlements, self._waiting = self._waiting, []
         if settlements:
             yield from settle_all_flow(self.store, settlements)
 
     def _can_wait(self, count: int) -> bool:
-        """Whether to send later: not to a local state, and not by a clock that a test moves by hand."""
+        """Whether to send later: not to local state, and not with a clock that a test advances by hand."""
         store = self.store
         is_remote = not store.decides_in_process and store.fallback is None
         return is_remote and store.clock is MONOTONIC and len(self._waiting) + count <= WAITING_MAX
 
 
 def settle_all_flow(store: Store, settlements: Sequence[Settlement]) -> Flow[list[bool | StateError]]:
-    """Apply settlements in one call where the store can; returns each reply, or the error of its key."""
+    """Apply settlements, in one call if the store can; return each reply, or the error of its key."""
     operations = [settlement.operation for settlement in settlements]
     replies: list[Any] = yield ApplyMany(store, operations)
     for number, settlement in enumerate(settlements):

@@ -1,7 +1,8 @@
 """Taking a permit and a token in one operation, for a call that needs both: both or neither.
 
-A refused permit takes no token and a refused token no permit, so nothing has to be given back. An amount of 0
-takes only the permit. The operation also releases permits of calls that have ended (``held_back.py``).
+If the permit is refused no token is taken, and the reverse, so nothing has to be given back. With an amount
+of 0 the operation takes only the permit. The operation also releases permits of calls that have ended
+(``held_back.py``).
 
 Lua version: ``call.lua``, below the Lua text of the limit's strategy, ``permit_support.lua`` and
 ``one_limit.lua``.
@@ -27,14 +28,14 @@ from comporta.stores.base import Operation, Outage, Script, State, StateKey, key
 from comporta.stores.redis.errors import translate_error
 
 NO_PERMIT = -1
-"""In place of the wait for the limit: no permit was free, so the limit was not asked."""
+"""Replaces the wait for the limit: no permit was free, so the limit was not asked."""
 
 
 class CallReply(NamedTuple):
-    """Whether a call was granted; else the wait for the limit in µs, or ``NO_PERMIT``.
+    """Whether a call was granted; if not, the wait for the limit in µs, or ``NO_PERMIT``.
 
-    ``others_wait``: how many other processes wait for a permit. ``is_local``: this worker's share decided,
-    not the shared store.
+    ``others_wait`` is how many other processes wait for a permit. ``is_local`` is true if this worker's share
+    decided, not the shared store.
     """
 
     granted: bool
@@ -60,7 +61,7 @@ class CallOperation(Operation[CallReply]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """The state of the limit, with the claims on it if they count, and the permits with theirs."""
+        """The state of the limit, the claims on it if they count, and the permits with their claims."""
         return [*self.demand.state_keys, self.pool.state_key]
 
     def script_keys(self) -> tuple[str, str, str]:
@@ -93,12 +94,12 @@ class CallOperation(Operation[CallReply]):
 
 
 class AcquireForCall(CallOperation):
-    """Release the permits but the first, then take the first and the amount, or neither."""
+    """Release all permits but the first, then take the first and the amount, or neither."""
 
     __slots__ = ()
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], CallReply]:
-        """Look for a permit, then ask the limit."""
+        """Look for a free permit, then ask the limit."""
         *limit_states, permits_state = states
         limit_state, limit_claims = self.demand.split_states(limit_states)
         unchanged: list[State | None] = [None] * len(limit_states)
@@ -121,7 +122,7 @@ class AcquireForCall(CallOperation):
         return [new, *unchanged[1:], granted], CallReply(True, 0, others_wait, pool.is_local)
 
     def undo(self, reply: CallReply) -> Operation[Any] | None:
-        """Return what gives back the permit and the amount of a cancelled caller."""
+        """Return the operation that releases the permit and the amount of a cancelled caller."""
         if not reply.granted:
             return None
         if not self.demand.amount:
@@ -135,7 +136,7 @@ class ReleaseCall(CallOperation):
     __slots__ = ()
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], CallReply]:
-        """Give back both."""
+        """Release both."""
         limit_state, permits_state = states
         claims = live_claims((permits_state or EMPTY_PERMITS)[1], now_us)
         held = self.pool.held_permits(permits_state, now_us)

@@ -1,7 +1,7 @@
 """A permit and a token for each call, taken together: both or neither, in one operation, without waiting.
 
-A caller that is refused waits for a permit and then for a token, as others do (``limit.py``, ``flows.py`` of
-limits); nothing here waits.
+A refused caller waits for a permit and then for a token like any other caller (``limit.py`` and
+``limits/flows.py``); nothing here waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CallLimits:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether callers of this process wait for a permit or a token: they came first."""
+        """Whether callers of this process already wait for a permit or a token: they go first."""
         return bool(self._permits._wait_queue.waiters_by_key or self._flows.wait_queue.waiters_by_key)
 
     @property
@@ -44,17 +44,17 @@ class CallLimits:
         return self._flows.lease_client is not None or self._flows.shadow is not None
 
     def hold_back(self, permit: Permit) -> bool:
-        """Release the permit of a call without an operation; false if it must be released now."""
+        """Hold back the permit of an ended call; false if it must be released now."""
         return not self._permits._wait_queue.waiters_by_key and self._returns.hold_back(permit)
 
     def put_back(self, permit: ReusablePermit) -> None:
-        """Hold back a permit again that was taken and not used."""
+        """Hold back again a permit that was taken and not used."""
         self._returns.put_back(permit)
 
     def acquire_flow(self, rank: int = NORMAL) -> Flow[Permit | None]:
         """Take a permit and a token; ``None`` if either is refused or others wait.
 
-        ``rank`` is that of the caller's class, which leaves no headroom.
+        ``rank`` is the rank of the caller's class, which leaves no headroom.
         """
         if self.has_waiters:
             return None
@@ -67,7 +67,7 @@ class CallLimits:
         return (yield from self._with_token_flow(granted))
 
     def _acquire_both_flow(self, rank: int) -> Flow[Permit | None]:
-        """Take both in one operation; of a limit with a lease or in shadow mode only the permit."""
+        """Take both in one operation; for a limit with a lease or in shadow mode, only the permit."""
         store = self._permits.store
         acquisition, granted_ns, granted = Acquisition(), store.clock.now_ns(), False
         amount = 0 if self._takes_token_alone else 1
@@ -93,7 +93,7 @@ class CallLimits:
         return reusable
 
     def _with_token_flow(self, permit: Permit) -> Flow[Permit | None]:
-        """Take a token for a permit; without one the permit is given back."""
+        """Take a token for a call that has a permit; release the permit if there is no token."""
         has_reply = False
         try:
             wait_us: int = yield AcquireEffect(self._flows.bound, None, 1)

@@ -1,10 +1,10 @@
 """Claims of processes that wait for a permit, so that no process starves another.
 
 A process that releases a permit gives it to its own next waiter at once, while the waiters of other processes
-only retry from time to time and could do so for seconds in vain. A process whose waiter is refused therefore
-leaves a claim: its owner, and since when it waits. A claim that is old enough is *due*, and other processes
+only retry from time to time and could fail for seconds. A process whose waiter is refused therefore leaves a
+claim: its owner, and since when it has been waiting. A claim that is old enough is *due*, and other processes
 leave a permit free for it. A claim expires unless its owner retries. The module is pure: it reads no clock,
-does no I/O and knows nothing of permits.
+does no I/O and does not know permits.
 
 Lua version: in ``permits.lua``.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CLAIM_TTL_US = 250_000
-"""How long a claim outlives the last attempt of its owner: a killed process blocks the others no longer."""
+"""How long a claim outlives its owner's last attempt, and a killed process can block the others."""
 
 CLAIM_DUE_US = 200_000
-"""How long the owner must have retried until a claim is due.
+"""How long the owner must have been retrying before its claim is due.
 
 Its age alone does not count, because then a permit would stay unused for an owner that does not retry.
 """
@@ -27,7 +27,7 @@ CLAIMS_MAX = 64
 
 
 class Claim(NamedTuple):
-    """The claim of a process: since when it waits, who it is (``host:pid``), and when the claim expires."""
+    """The claim of a process: when it began to wait, its name (``host:pid``), and when the claim expires."""
 
     since_us: int
     owner: str
@@ -54,7 +54,7 @@ def live_claims(claims: Claims, now_us: int) -> Claims:
 
 
 def waiting_since_us(claims: Claims, owner: str, now_us: int) -> int:
-    """Return since when an owner waits: since now, if it has no claim."""
+    """Return since when an owner has been waiting; now, if it has no claim."""
     return next((claim.since_us for claim in claims if claim.owner == owner), now_us)
 
 
@@ -69,7 +69,7 @@ def due_claims_ahead(claims: Claims, owner: str, since_us: int) -> int:
 
 
 def renew_claim(claims: Claims, owner: str, since_us: int, now_us: int) -> Claims:
-    """Return the claims with that of an owner that retries, if there is room for it."""
+    """Return the claims with a renewed or new claim of an owner that retries, if there is room for it."""
     others = other_claims(claims, owner)
     if len(others) >= CLAIMS_MAX:
         return others

@@ -1,10 +1,10 @@
 """Permits of calls that have ended, held back for up to 10 ms so that their release costs no operation.
 
 The next acquisition of this process releases them in the same operation, or reuses one that the store granted
-less than 10 ms ago; otherwise a background thread releases them. A permit is held back only if the store said
-that no other process waits for one, so a waiter that comes later waits at most 10 ms longer. Claims of other
-processes become due much later than that (``fairness_queue.py``), so a permit that is reused would have been
-granted again. Permits of a process that is killed expire, held back or not.
+less than 10 ms ago; otherwise a background thread releases them. A permit is held back only if the store
+replied that no other process waits for one, so a waiter that arrives later waits at most 10 ms longer. Claims
+of other processes become due much later than that (``fairness_queue.py``), so a reused permit would have been
+granted again anyway. Permits of a killed process expire, whether held back or not.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from comporta.threads import run_cleanup
 R = TypeVar("R", bound=PermitReply | CallReply)
 
 HOLD_BACK_SECONDS = 0.01
-"""How long a permit is held back, at most."""
+"""The longest time that a permit is held back."""
 
 HELD_BACK_MAX = 64
-"""How many permits of one limit a process holds back, at most."""
+"""The most permits of one limit that a process holds back."""
 
 QUEUE_KEY = ""
 """The key of a limit's only wait queue."""
 
 _REUSE_NS = round(HOLD_BACK_SECONDS * 1e9)
 _FLUSH_NS = _REUSE_NS * 4 // 5
-"""The thread releases a permit after this time: it wakes up a little late."""
+"""The thread releases a permit after this time, because it wakes up a little late."""
 
 _NEVER_REUSED_NS = -(2**62)
 _PERMIT_TTL_US_MIN = SECOND_US
@@ -58,8 +58,8 @@ class ReusablePermit(Permit):
 class Acquisition:
     """A permit that a caller tries to acquire, over all its attempts.
 
-    ``was_sent``: the shared store may have got an attempt. ``is_in_doubt``: it may grant the permit without
-    this process getting the reply.
+    ``was_sent`` is true if the shared store may have received an attempt. ``is_in_doubt`` is true if the
+    store may grant the permit without this process receiving the reply.
     """
 
     __slots__ = ("is_in_doubt", "permit", "was_sent")
@@ -77,9 +77,9 @@ class Acquisition:
 class PermitReturns(LeaseHolder):
     """How this process returns the permits of one limit to the store: at once, within 10 ms, or later.
 
-    All objects of one program that stand for the same limit share it. ``others_wait``: whether another
-    process waited for a permit when the store last said so. ``own``: the permits that calls of this process
-    hold; those that are held back are not among them.
+    All objects of a program that represent the same limit share it. ``others_wait`` is whether another
+    process waited for a permit according to the last reply of the store. ``own`` holds the permits of calls
+    in progress in this process, without those that are held back.
     """
 
     def __init__(self, store: Store, pool: PermitPool) -> None:
@@ -97,11 +97,11 @@ class PermitReturns(LeaseHolder):
         fork_safety.register(self)
 
     def add_queue(self, queue: WaitQueue) -> None:
-        """Wake the first waiter of this queue, too, when a permit is released."""
+        """Also wake the first waiter of this queue when a permit is released."""
         self._queues[queue] = None
 
     def hold_back(self, permit: Permit) -> bool:
-        """Keep a permit whose call has ended; false if it must be released now."""
+        """Hold back a permit whose call has ended; false if it must be released now."""
         if (
             type(permit) is not ReusablePermit
             or self.others_wait
@@ -127,7 +127,7 @@ class PermitReturns(LeaseHolder):
         return True
 
     def take(self) -> ReusablePermit | None:
-        """Return a permit for another call, if one is held back that the store granted a moment ago."""
+        """Return a held-back permit for another call, if the store granted one less than 10 ms ago."""
         if not self._permits:
             return None
         oldest_ns = self.store.clock.now_ns() - _REUSE_NS
@@ -139,9 +139,9 @@ class PermitReturns(LeaseHolder):
         return permit
 
     def _take_all(self, *, releasing: bool = False) -> tuple[list[ReusablePermit], list[Permit]]:
-        """Return all permits that are held back, and those that another caller is releasing.
+        """Return all permits that are held back, and the permits that another caller is releasing.
 
-        ``releasing``: this caller will release them.
+        ``releasing`` is true if this caller will release them.
         """
         with self._lock:
             permits, others = list(self._permits), list(self._releasing)
@@ -153,7 +153,7 @@ class PermitReturns(LeaseHolder):
     def attempt_flow(self, acquisition: Acquisition, make: Callable[[list[Permit]], Operation[R]]) -> Flow[R]:
         """Make an attempt that also releases the permits that are held back.
 
-        If it may not have released them, they are released later, and not used again.
+        If it may have failed to release them, they are released later and not reused.
         """
         permits, others = self._take_all()
         outage, is_answered = self.store.fallback, False
@@ -168,10 +168,10 @@ class PermitReturns(LeaseHolder):
         return reply
 
     def end_acquisition(self, acquisition: Acquisition, granted_ns: int | None) -> None:
-        """Note the permit of a caller that got one at ``granted_ns``, or none.
+        """Record the permit that a caller was granted at ``granted_ns``; ``None`` if it got none.
 
-        A permit in doubt is noted for its release after the call, and not before: the heartbeat must not
-        release it in between.
+        A permit in doubt is queued for release only after the call, so that the heartbeat does not release it
+        during the call.
         """
         if granted_ns is not None:
             self.own.add(acquisition.permit, granted_ns, is_local=not acquisition.was_sent)
@@ -192,9 +192,9 @@ class PermitReturns(LeaseHolder):
     def release_flow(self, *permits: Permit) -> Flow[None]:
         """Release permits and wake the first waiters.
 
-        An error of the store must not fail a call that has ended. During an outage a permit may be one that
-        the shared store granted, so it is released there later; likewise if the caller is cancelled, because
-        the release may not have been sent.
+        A store error must not fail a call that has ended. A permit released during an outage may be one that
+        the shared store granted, so it is released there later, too. The same applies if the caller is
+        cancelled, because the release may not have been sent.
         """
         unreleased = [permit for permit in permits if self.own.discard(permit)]
         try:
@@ -213,10 +213,10 @@ class PermitReturns(LeaseHolder):
             queue.wake_first(QUEUE_KEY)
 
     def register_flow(self, permits: Sequence[Permit]) -> Flow[list[Permit]]:
-        """Register permits that have expired although their calls go on, for their whole time to live.
+        """Register expired permits whose calls are still running, for their whole time to live.
 
-        Return those whose calls have ended, which are not registered. The call of one may end while it is
-        being registered: then it may have been released before, and is released again.
+        Return the permits whose calls have ended; they are not registered. If a call ends while its permit is
+        being registered, the release may have come first, so the permit is released again.
         """
         held = [permit for permit in permits if self.own.renew(permit)]
         if held:
@@ -260,7 +260,7 @@ class PermitReturns(LeaseHolder):
         self._is_scheduled = False
 
     def _flush_due(self) -> None:
-        self._is_scheduled = False  # first: a permit that is held back from now on needs another turn
+        self._is_scheduled = False  # first, because a permit that is held back from now on needs another run
         self.return_all()
 
 

@@ -1,10 +1,11 @@
-"""How many calls the whole fleet may have in flight: ``async with limit.slot(timeout=5):``.
+"""A limit on the calls in flight of the whole fleet: ``async with limit.slot(timeout=5):``.
 
-A rate limits how many calls start; a concurrency limit how many are under way. Each call holds a permit
+A rate limits how many calls start; a concurrency limit how many are in progress. Each call holds a permit
 (``operation.py``) that is released at the end of the call, or expires after ``permit_ttl`` seconds if its
-holder was killed. The waiters of this process form a queue. A permit released in this process goes to the
-first of them at once; one released by another process is noticed within 0.1 s. No process starves another:
-one whose first waiter has waited for about 0.25 s goes before those that have not (``fairness_queue.py``).
+holder was killed. The waiters of this process form a queue. A permit that this process releases goes to its
+first waiter at once; a permit that another process releases is noticed within 0.1 s. No process starves
+another: a process whose first waiter has waited for about 0.25 s goes before the others
+(``fairness_queue.py``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _CLAIMS = NameClaims()
 
 
 class _PermitConfig(NamedTuple):
-    """What all limits of one name in a program have in common."""
+    """The settings that all limits of one name in a program must share."""
 
     max_concurrent: int
     permit_ttl: float
@@ -66,11 +67,12 @@ class ConcurrencyLimit:
     """At most ``max_concurrent`` calls in flight, among all workers with the same store and name.
 
     A permit that is not released expires after ``permit_ttl`` seconds: choose longer than any call takes, or
-    ``renew`` it. However busy other processes are, the first waiter of each gets the next permit when it has
-    waited for about 0.25 s, in order of arrival; a call with ``timeout=0`` overtakes none of them. ``state``
-    is a store or its URL; by default the environment names it. While the shared store is unreachable, a
-    worker uses its share: ``max_concurrent`` divided by the number of workers, at least one. The permits that
-    it holds count against its share, can be renewed, and are registered in the store on recovery.
+    ``renew`` it. However busy other processes are, the first waiter of each process gets the next permit when
+    it has waited for about 0.25 s, in order of arrival; a call with ``timeout=0`` overtakes none of these
+    waiters. ``state`` is a store or its URL; by default the environment names it. While the shared store is
+    unreachable, a worker uses its share: ``max_concurrent`` divided by the number of workers, at least one.
+    Permits that the worker already holds count against its share, can be renewed, and are registered in the
+    store on recovery.
 
     ``sync`` has the same methods for blocking code.
     """
@@ -100,11 +102,11 @@ class ConcurrencyLimit:
 
     @property
     def fallback(self) -> Fallback | None:
-        """Since when and why this worker uses its local share; ``None`` while the store is reachable."""
+        """Since when and why this worker uses its local share, or ``None`` while the store is reachable."""
         return self.store.fallback
 
     async def acquire(self, timeout: float | None = 0) -> Permit | None:
-        """Acquire a permit, waiting up to ``timeout`` seconds (``None``: no bound); ``None`` if refused.
+        """Acquire a permit, waiting up to ``timeout`` seconds (``None`` for no bound); ``None`` if refused.
 
         You must release the permit; ``slot`` does it for you.
         """
@@ -135,7 +137,7 @@ class ConcurrencyLimit:
         check_timeout(timeout)
         caller = resolve_caller(None, None) if caller is None else caller
         if timeout == 0 and not self._wait_queue.is_empty(QUEUE_KEY, caller.rank):
-            return None  # the waiting callers came first
+            return None  # callers that already wait go first
         acquisition, granted = Acquisition(), False
         try:
             if timeout == 0:
@@ -157,7 +159,7 @@ class ConcurrencyLimit:
         )
 
     def _wait_flow(self, acquisition: Acquisition, timeout: float | None, caller: Caller) -> Flow[bool]:
-        """Try again and again in the queue of waiters; returns whether the permit was granted."""
+        """Retry in the wait queue until the time is up; return whether the permit was granted."""
         clock, poll_us = self.store.clock, 0
         deadline_us = NEVER_US if timeout is None else clock.now_ns() // 1000 + to_us(timeout)
 
@@ -165,7 +167,7 @@ class ConcurrencyLimit:
             nonlocal poll_us
             left_us = deadline_us - clock.now_ns() // 1000
             reply = yield from self._attempt_flow(acquisition, self._operation_type(left_us))
-            poll_us = reply.poll_us or poll_us * 5 // 4  # the process it gave way to may finish any moment
+            poll_us = reply.poll_us or poll_us * 5 // 4  # the process that goes first may finish anytime
             left_us = deadline_us - clock.now_ns() // 1000
             return 0 if reply.succeeded else _retry_delay_us(reply, poll_us, left_us)
 
@@ -200,7 +202,7 @@ class ConcurrencyLimit:
         return reply.succeeded
 
     def _register_flow(self, permits: Sequence[Permit]) -> Flow[list[Permit]]:
-        """Register permits that have expired although their calls go on; return those of ended calls."""
+        """Register expired permits whose calls are still running; return the permits of ended calls."""
         return (yield from self._returns.register_flow(permits))
 
     def _holders_flow(self) -> Flow[list[PermitHolder]]:
@@ -301,7 +303,7 @@ class PermitSlot:
 
 
 def _retry_delay_us(reply: PermitReply, poll_us: int, left_us: int) -> int:
-    """Return how long to wait before the next attempt; longer than the time left means to give up."""
+    """Return how long to wait before the next attempt; more than the time left means to give up."""
     if left_us <= 2 * _FINAL_ATTEMPT_US:
         return max(left_us, 0) + 1
     usual_us = round(uniform(*_RETRY_US_RANGE))

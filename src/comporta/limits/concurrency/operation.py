@@ -1,11 +1,12 @@
 """Permits for calls in flight: acquiring, releasing, renewing and listing them, as operations.
 
-A permit has an owner and a deadline. A process that is killed keeps its permits from the others until their
-deadline and no longer; a refused attempt extends nothing. A process that waits leaves a claim
-(``fairness_queue.py``), and an acquisition leaves a permit free for each due claim of another process.
+A permit has an owner and a deadline. The permits of a killed process block others until their deadline and no
+longer; a refused attempt extends no deadline. A process that waits leaves a claim (``fairness_queue.py``),
+and an acquisition leaves a permit free for each due claim of another process.
 
-During an outage of the store a worker uses its share of the permits (``LocalPermitPool``), against which the
-permits count that it already holds. On recovery it registers all that it holds (``RegisterPermits``).
+During an outage of the store a worker uses its share of the permits (``LocalPermitPool``); the permits that
+it already holds count against the share. On recovery it registers all permits that it holds
+(``RegisterPermits``).
 
 Lua version: ``permits.lua``, ``holders.lua``.
 """
@@ -41,16 +42,16 @@ from comporta.stores.redis.errors import translate_error
 
 _POLL_US_MIN = 2_000
 _POLL_DIVISOR = 16
-"""A process whose turn it is retries after this fraction of the time that the last call has taken so far."""
+"""A process that is next retries after this fraction of the time that the last call has taken so far."""
 
 _PERMIT_SCRIPT = ("limits/concurrency/permit_support", "limits/concurrency/permits")
 
 
 class PermitReply(NamedTuple):
-    """Whether the operation succeeded; for a refusal, how long until the first permit of the others expires.
+    """Whether the operation succeeded; after a refusal, when the first permit of another caller expires.
 
-    ``poll_us``: another process waits or holds the permit, so a retry makes sense after this time; 0 means
-    the usual pause. ``is_local``: this worker's share decided, not the shared store.
+    ``poll_us`` is when to retry if another process waits or holds the permit; 0 means the usual pause.
+    ``is_local`` is true if this worker's share decided, not the shared store.
     """
 
     succeeded: bool
@@ -89,7 +90,7 @@ class PermitOperation(Operation[PermitReply]):
     def _apply(
         self, held: HeldPermits, claims: Claims, now_us: int
     ) -> tuple[HeldPermits, Claims, PermitReply]:
-        """Return the permits in use afterwards, the claims, and the reply."""
+        """Return the permits in use and the claims after the operation, and the reply."""
 
     def _with_permit(self, held: HeldPermits, now_us: int) -> HeldPermits:
         deadline_us = now_us + self._pool.permit_ttl_us
@@ -124,8 +125,8 @@ class PermitOperation(Operation[PermitReply]):
 class AcquirePermit(PermitOperation):
     """Acquire a permit if one is free that is not reserved for a due claim of another process.
 
-    A caller that does not wait leaves no claim, and goes behind all due claims. Of several permits it
-    acquires the first, after it has released the others.
+    A caller that does not wait leaves no claim and goes behind all due claims. Given several permits, the
+    operation releases all but the first, then acquires the first.
     """
 
     __slots__ = ()
@@ -162,7 +163,7 @@ class AcquirePermit(PermitOperation):
         return 0
 
     def undo(self, reply: PermitReply) -> ReleasePermits | None:
-        """Return what releases the permit of a cancelled caller."""
+        """Return the operation that releases the permit of a cancelled caller."""
         return ReleasePermits(self._pool, *self._permits) if reply.succeeded else None
 
 
@@ -183,7 +184,7 @@ class AwaitPermit(AcquirePermit):
         return renew_claim(claims, self._owner, since_us, now_us)
 
     def _poll_us(self, others: HeldPermits, claims: Claims, ahead: int, now_us: int) -> int:
-        """Return when to retry, for a process whose turn it is or that gives way; 0 for the others."""
+        """Return when to retry, for a process that is next or that lets another go first; 0 for others."""
         last = max(others, default=None)
         if not ahead:
             is_due = now_us - self._waiting_since_us(claims, now_us) >= CLAIM_DUE_US
@@ -194,7 +195,7 @@ class AwaitPermit(AcquirePermit):
         return max(_POLL_US_MIN, held_us // _POLL_DIVISOR) * (1 + ahead // self._pool.max_permits)
 
     def fallback(self, outage: Outage) -> PermitOperation:
-        """Return an attempt on this worker's share that leaves no claim: no other process would see it."""
+        """Return an attempt on this worker's share without a claim, which no other process would see."""
         return AcquirePermit(self._pool.local_share(outage), *self._permits)
 
 
@@ -213,7 +214,7 @@ class FinalAcquirePermit(AwaitPermit):
 
 
 class ReleasePermits(PermitOperation):
-    """Release permits; has no effect on one that has expired, because another caller may hold its place."""
+    """Release permits; an expired one is ignored, because another caller may hold its place."""
 
     __slots__ = ()
 
@@ -227,7 +228,7 @@ class ReleasePermits(PermitOperation):
 
 
 class RenewPermit(PermitOperation):
-    """Extend a permit to its whole time to live from now; fails for one that has expired."""
+    """Extend a permit to its whole time to live from now; fails if the permit has expired."""
 
     __slots__ = ()
 
@@ -244,8 +245,8 @@ class RenewPermit(PermitOperation):
 class RegisterPermits(PermitOperation):
     """Register permits that this process holds, after an outage in which the store may have lost them.
 
-    Each keeps the time that it has left. There may be more permits in use than the limit has afterwards; no
-    other permit is granted until there are fewer.
+    Each permit keeps its remaining time. Afterwards more permits may be in use than the limit has; no other
+    permit is granted until enough of them are free.
     """
 
     __slots__ = ("_left_us",)
@@ -264,13 +265,13 @@ class RegisterPermits(PermitOperation):
         return (*self._other_permits(held), *own), claims, PermitReply(True)
 
     def script_args(self) -> list[int | str | bytes]:
-        """Return the command, each permit after the time that it has left, and the numbers of the limit."""
+        """Return the command, each permit preceded by its remaining time, and the numbers of the limit."""
         command, _, *numbers = super().script_args()
         registered = zip(self._left_us, self._permit_texts, strict=True)
         return [command, "\n".join(f"{left_us} {permit}" for left_us, permit in registered), *numbers]
 
     def fallback(self, outage: Outage) -> PermitOperation | None:
-        """Return nothing: the local share counts these permits anyway."""
+        """Return ``None``: the local share counts these permits anyway."""
         return None
 
 

@@ -1,13 +1,13 @@
 """The permits of one limit that this process holds, so that an outage of the store loses none of them.
 
 During an outage they count against this worker's share of the permits. On recovery the heartbeat registers
-them in the shared store, each with the time that it has left: a permit that was renewed during the outage is
-in use, also if the store has dropped it meanwhile.
+them in the shared store, each with its remaining time: a permit that was renewed during the outage is in use
+even if the store has dropped it meanwhile.
 
-The heartbeat also releases permits that the shared store may count although no call holds them: those whose
-calls ended during the outage, and those that it may have granted without a reply. A request that got no reply
-may arrive late, after the release, and take the permit again. So such a permit is released again and again,
-for as long as the network can keep a request on its way. The module applies no operation itself.
+The heartbeat also releases permits that the shared store may count although no call holds them: permits whose
+calls ended during the outage, and permits that the store may have granted without a reply. A request that got
+no reply may arrive late, after the release, and take the permit again. The heartbeat therefore releases such
+a permit repeatedly, for as long as the network can delay a request. The module applies no operation itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BATCH_MAX = 256
 """How many permits one operation registers or releases."""
 
 _UNRELEASED_MAX = 1000
-"""How many permits of a small limit wait for their release at most; further ones expire."""
+"""The most permits of a small limit that may await their release; further ones expire."""
 
 _LATE_NS = 120_000_000_000
-"""How long a request may be on its way: a kernel sends the data of a closed connection for about 100 s."""
+"""How long a request may be in transit: a kernel sends the data of a closed connection for about 100 s."""
 
 _AGAIN_NS = 900_000_000
 _AGAIN_DIVISOR = 8
@@ -35,17 +35,17 @@ _AGAIN_DIVISOR = 8
 
 
 class _Release(NamedTuple):
-    """A release to come: when a request was sent that may have taken the permit, and when it is due."""
+    """A pending release: when the request that may have taken the permit was sent, and the due time."""
 
     since_ns: int
     due_ns: int
 
 
 class OwnPermits(HeartbeatSubscriber):
-    """The permits that this process holds, and those that it has yet to release in the shared store.
+    """The permits that this process holds, and the permits that it must still release in the shared store.
 
-    It knows at most twice as many as the limit has: holders that neither release nor renew a permit are
-    forgotten when it has expired.
+    It keeps at most twice as many permits as the limit has: a permit that its holder neither releases nor
+    renews is dropped when it has expired.
     """
 
     def __init__(self, pool: PermitPool, clock: Clock) -> None:
@@ -59,9 +59,9 @@ class OwnPermits(HeartbeatSubscriber):
         self._batch: tuple[Permit, ...] = ()
 
     def add(self, permit: Permit, since_ns: int, *, is_local: bool = False) -> None:
-        """Note that a call holds a permit, which was granted or renewed at ``since_ns``.
+        """Record that a call holds a permit, which was granted or renewed at ``since_ns``.
 
-        ``is_local``: the shared store was never asked for it.
+        ``is_local`` is true if the shared store was never asked for it.
         """
         if len(self._since_ns) >= 2 * self._pool.max_permits:
             self._forget_expired()
@@ -71,7 +71,7 @@ class OwnPermits(HeartbeatSubscriber):
             self._since_ns[permit] = [since_ns]
 
     def renew(self, permit: Permit) -> bool:
-        """Note that a permit was renewed now; false if it has been discarded."""
+        """Record that a permit was renewed now; false if it has been discarded."""
         since_ns = self._since_ns.get(permit)
         if since_ns is None:
             return False
@@ -79,7 +79,7 @@ class OwnPermits(HeartbeatSubscriber):
         return True
 
     def discard(self, permit: Permit) -> bool:
-        """Note that a call has ended. Must come before the operation that releases its permit.
+        """Record that a call has ended. Call this before the operation that releases its permit.
 
         Returns whether the shared store may count the permit.
         """
@@ -89,13 +89,13 @@ class OwnPermits(HeartbeatSubscriber):
         return not is_local
 
     def clear(self) -> None:
-        """Forget everything: the permits are the parent process's."""
+        """Drop everything: the permits belong to the parent process."""
         self._since_ns.clear()
         self._local.clear()
         self._unreleased.clear()
 
     def release_later(self, permit: Permit) -> None:
-        """Release a permit in the shared store when that is reachable and no call holds the permit."""
+        """Release a permit in the shared store once the store is reachable and no call holds the permit."""
         if len(self._unreleased) < self._unreleased_max:
             now_ns = self._now_ns()
             self._unreleased[permit] = _Release(now_ns, now_ns)
@@ -109,7 +109,7 @@ class OwnPermits(HeartbeatSubscriber):
         return tuple((now_us + left_us, str(permit)) for permit, left_us in self._left_us(1000 * now_us))
 
     def rejoin_operations(self) -> list[RegisterPermits]:
-        """Return what registers all permits that this process holds in the shared store."""
+        """Return the operations that register all permits of this process in the shared store."""
         held = self._left_us(self._now_ns())
         for permit, _ in held:
             self.release_later(permit)  # its call may end before the store registers it
@@ -117,7 +117,7 @@ class OwnPermits(HeartbeatSubscriber):
         return [RegisterPermits(self._pool, dict(batch)) for batch in batches]
 
     def heartbeat_operation(self) -> ReleasePermits | None:
-        """Return what releases a batch of permits in the shared store."""
+        """Return the operation that releases a batch of permits in the shared store."""
         now_ns = self._now_ns()
         due = (
             permit
@@ -130,7 +130,7 @@ class OwnPermits(HeartbeatSubscriber):
         return ReleasePermits(self._pool, *self._batch) if self._batch else None
 
     def on_heartbeat_reply(self, reply: object) -> None:
-        """Forget those of the released batch whose request can no longer arrive."""
+        """Drop the released permits whose requests can no longer arrive."""
         now_ns = self._now_ns()
         for permit in self._batch:
             since_ns = self._unreleased.pop(permit).since_ns  # only the heartbeat thread removes permits

@@ -60,10 +60,10 @@ def new_permit() -> Permit:
 
 
 class _PermitsCodec:
-    """The counts of permits and claims, then deadline, id (of claims: start) and process of each.
+    """The counts of permits and claims, then each one's deadline, id (start for a claim) and process.
 
-    All of them belong to this machine. The youngest claims are dropped if there is no room for them, and of
-    permits that were registered beyond their number those that expire first.
+    All owners are on this machine. If there is no room, the youngest claims are dropped, and of the permits
+    that were registered beyond their number the ones that expire first.
     """
 
     size = _HEAD.size + _ENTRIES_MAX * _ENTRY.size
@@ -126,19 +126,19 @@ class PermitPool(NamedTuple):
         return StateKey(PERMIT_SPACE, self.name, PERMITS)
 
     def local_share(self, outage: Outage) -> PermitPool:
-        """Return this worker's share: at least one permit, none if the worker has no room."""
+        """Return this worker's share: at least one permit, but none if the worker has no room."""
         share = 0 if outage.full else max(1, self.max_permits // outage.worker_count)
         return LocalPermitPool(*self._replace(max_permits=share))
 
     def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
-        """Return the permits in use; a deadline too far ahead, after the clock was set back, is cut."""
+        """Return the permits in use; shorten a deadline too far ahead, which a clock set back can cause."""
         latest_us = now_us + self.permit_ttl_us
         permits, _ = state or EMPTY_PERMITS
         return tuple((min(held[0], latest_us), held[1]) for held in permits if held[0] > now_us)
 
 
 class LocalPermitPool(PermitPool):
-    """A worker's share of the permits during an outage; those that it held before count against it."""
+    """A worker's share of the permits during an outage; permits that it already held count against it."""
 
     __slots__ = ()
 
@@ -148,7 +148,7 @@ class LocalPermitPool(PermitPool):
         return True
 
     def held_permits(self, state: State | None, now_us: int) -> HeldPermits:
-        """Return the permits in use, those of the shared store included that this process holds."""
+        """Return the permits in use, including those of the shared store that this process holds."""
         deadlines = {permit: deadline_us for deadline_us, permit in super().held_permits(state, now_us)}
         for deadline_us, permit in self.own_permits(now_us):
             deadlines[permit] = max(deadline_us, deadlines.get(permit, 0))
@@ -156,7 +156,7 @@ class LocalPermitPool(PermitPool):
 
 
 def changed_permits(old: State | None, permits: HeldPermits, claims: Claims) -> State | None:
-    """Return the new state of a limit's permits; ``None`` if it is the old one."""
+    """Return the new state of a limit's permits; ``None`` if it has not changed."""
     new = (tuple(sorted(permits)), claims)
     if new == (old or EMPTY_PERMITS):
         return None

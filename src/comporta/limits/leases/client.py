@@ -1,13 +1,13 @@
 """A limit with leases: this process takes many units in one step and decides from the units it holds.
 
 A worker uses a lease for at most half of its duration, counted from before it sent the request. However long
-the round trip takes, the store therefore holds the units back for longer than any worker uses them. A worker
-that has used up a lease requests the next one and reports in the same step what became of the last. It
-returns unused units before the lease expires (``scheduler.py``), when the limiter is closed, and when the
-program exits.
+the round trip takes, the store therefore reserves the units for longer than any worker uses them. A worker
+that has used up a lease requests the next one and, in the same step, reports how much of the last one it
+used. It returns unused units before the lease expires (``scheduler.py``), when the limiter is closed, and
+when the program exits.
 
-The size of a lease follows its use: the next lease is twice as large after one that was used up, half as
-large after one that was not, and never larger than a fair share of the limit.
+The size of a lease adapts to its use: after a lease that was used up the next is twice as large, after one
+that was not it is half as large, and it never exceeds a fair share of the limit.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _RETURN_NS_MAX = 1_000_000_000
 """Returning all leases takes at most this long."""
 
 REFUSAL_NS_MAX = 100_000_000
-"""A refusal is remembered for at most this long, because other workers may release units."""
+"""A refusal is cached for at most this long, because other workers may release units."""
 
 
 class KeyLease:
-    """What this process holds for one key: the rest of a lease, or the memory of a refusal."""
+    """What this process holds for one key: the rest of a lease, or a remembered refusal."""
 
     __slots__ = (
         "available_at_ns",
@@ -77,9 +77,9 @@ class KeyLease:
 class LeaseClient(WrappedBoundLimit, LeaseHolder):
     """A limit with leases, tied to a store; ``try_acquire`` decides without a call to the store.
 
-    ``try_acquire`` takes no lock, for the reason that ``stores/memory.py`` gives: between reading what is
-    left and writing it there is no call and no loop. Without the GIL it uses the lock. ``inner`` is the limit
-    without leases, which decides where this process holds none.
+    ``try_acquire`` takes no lock, for the reason given in ``stores/memory.py``: between reading and writing
+    the remaining units there is no call and no loop. Without the GIL it uses the lock. ``inner`` is the limit
+    without leases, which decides if this process holds no lease.
     """
 
     def __init__(self, inner: BoundLimit, store: Store, definition: LimitDefinition, lease_us: int) -> None:
@@ -113,7 +113,7 @@ class LeaseClient(WrappedBoundLimit, LeaseHolder):
         run(self.return_all_flow())
 
     def return_all_flow(self) -> Flow[None]:
-        """Return all leases; a lease that the store does not take back in time expires by itself."""
+        """Return all leases; a lease that does not reach the store in time expires by itself."""
         deadline_ns = MONOTONIC.now_ns() + _RETURN_NS_MAX
         for lease in list(self._leases.values()):
             if MONOTONIC.now_ns() > deadline_ns:
@@ -161,7 +161,7 @@ class LeaseClient(WrappedBoundLimit, LeaseHolder):
         fork_safety.reinit_lock(self._lock)
 
     def _build_fast_path(self) -> Callable[[Any, int], int]:
-        """Return ``try_acquire``, in which every name is local."""
+        """Return ``try_acquire`` as a function that uses only local names."""
         get, now_ns, lock = self._leases.get, self._now_ns, self._lock
 
         def try_acquire(key: Any, cost: int) -> int:
@@ -169,7 +169,7 @@ class LeaseClient(WrappedBoundLimit, LeaseHolder):
             if lease is not None:
                 now = now_ns()
                 if now < lease.ends_ns:
-                    # one step for all other threads: no call and no loop from here to the write
+                    # atomic for other threads: no call and no loop from here to the write
                     left = lease.left - cost
                     if left >= 0:
                         lease.left = left
@@ -223,7 +223,7 @@ class LeaseClient(WrappedBoundLimit, LeaseHolder):
         now_ns = self._now_ns()
         size_max = self._source.strategy.lease_size_max(max(1, self.store.worker_count or 1))
         with self._lock:
-            left, lease.left = lease.left, 0  # in one step: other threads may be using it
+            left, lease.left = lease.left, 0  # in one statement, because other threads may be using it
             ended = EndedLease(lease.lease_id, lease.lent, left)
             if left:
                 lease.refused_until_ns = 0  # returned units are available again
@@ -251,7 +251,7 @@ class LeaseClient(WrappedBoundLimit, LeaseHolder):
         return 0 if granted.granted else granted.wait_us
 
     def _schedule_return(self, lease: KeyLease) -> None:
-        """Have the lease returned before it expires; not on a clock that a test moves by hand."""
+        """Schedule the return of the lease before it expires; not on a clock that a test advances by hand."""
         if lease.scheduled_ns <= self._now_ns() and self.store.clock is MONOTONIC:
             lease.scheduled_ns = lease.return_at_ns
             SCHEDULER.get().schedule(lease.return_at_ns, partial(self._return_if_due, lease), self)
@@ -290,7 +290,7 @@ class LeaseClient(WrappedBoundLimit, LeaseHolder):
 
 
 def leased_units(store: Store) -> dict[str, int]:
-    """Return how many units of each limit of a store this process holds, without the limits of which none."""
+    """Return how many units of each limit of a store this process holds, omitting limits with none."""
     units: Counter[str] = Counter()
     for holder in SCHEDULER.get().holders():
         if holder.store is store:

@@ -4,7 +4,7 @@
 -- KEYS  1: the override record of the limit; then the state of each key
 -- ARGV  1: now in µs, or 0 for the server's clock; 2-5: capacity, per_us, unit, window_us; 6: ttl_us;
 --       then for each key: the amount needed at once (0: only end a lease), the amount wanted in total,
---       and the lease that ends: its id, the units leased, the units of them that were not used
+--       and the lease that ends: its id, the units leased, the unused units among them
 -- reply for each key four integers: the amount granted (0: refused), how long the leased units may be used (µs), how
 --       long until more is available (0: possibly now), and the id of the lease;
 --       an error text in place of the first if the key is unusable

@@ -1,7 +1,7 @@
 """The lease operation: end the lease that a worker holds and grant the next one, in one step.
 
-A busy worker makes one call per lease. The units it needs at once are taken as any caller takes them; the
-units on top of that are leased. ``client.py`` knows how a worker uses a lease.
+A busy worker makes one call per lease. The units that it needs at once are taken as for any caller; the
+additional units are leased. ``client.py`` implements how a worker uses a lease.
 
 Lua version: ``lease.lua``, below the Lua text of the strategy and of its leases.
 """
@@ -21,10 +21,10 @@ from comporta.stores.base import Operation, Outage, Script, State, StateKey, key
 
 
 class Lease(NamedTuple):
-    """What the limit granted, how long the leased part of it may be used, and the id of the lease.
+    """The granted amount, how long the leased part of it may be used, and the id of the lease.
 
-    ``wait_us`` is how long until more is available: after a refusal, and when less was granted than wanted. A
-    worker that has used up such a lease need not call the store to learn that nothing is left.
+    ``wait_us`` is how long until more is available. It is set after a refusal, and when less was granted than
+    wanted: a worker that has used up such a lease need not call the store to learn that nothing is left.
     """
 
     granted: int
@@ -50,7 +50,7 @@ class LeaseSource:
 
 
 class LeaseOperation(Operation[Lease]):
-    """End a lease, and take ``needed``, or up to ``wanted`` if available; 0 needed only ends a lease."""
+    """End a lease, then take ``needed``, or up to ``wanted`` if available; 0 needed only ends a lease."""
 
     __slots__ = ("_source", "ended", "key", "needed", "script", "wanted")
 
@@ -93,7 +93,7 @@ class LeaseOperation(Operation[Lease]):
             return returned, REFUSED
         if paused_us:
             new, wait_us = strategy.step(state, now_us, self.needed)
-            refused = new if wait_us else None  # a refusal changes a state only in time
+            refused = new if wait_us else None  # a refusal only brings a state up to date
             return refused or returned, REFUSED._replace(wait_us=max(wait_us, paused_us))
         remaining = 0 if ahead else strategy.usage(state, now_us).remaining
         amount = max(self.needed, min(self.wanted, remaining))
@@ -115,14 +115,14 @@ class LeaseOperation(Operation[Lease]):
         return (self.needed, self.wanted, *self.ended)
 
     def undo(self, reply: Lease) -> LeaseOperation | None:
-        """Return what gives back the units granted to a cancelled caller."""
+        """Return the operation that releases the units granted to a cancelled caller."""
         if not reply.granted:
             return None
         ended = EndedLease(reply.lease_id, reply.granted - self.needed, reply.granted)
         return LeaseOperation(self._source, self.key, 0, 0, ended)
 
     def fallback(self, outage: Outage) -> Operation[Lease]:
-        """Return what takes the needed units from this worker's share; a local share leases nothing."""
+        """Return the operation that takes the needed units from this worker's share, which leases nothing."""
         share = self._source.definition.local_share(outage)
         return cast("Operation[Lease]", FallbackLease(share, self.key, self.needed))
 
@@ -139,7 +139,7 @@ class FallbackLease(AcquireOperation):
     __slots__ = ()
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[list[State | None], Lease]:  # type: ignore[override]
-        """Decide; the unused units of an ended lease belong to the shared store and are lost."""
+        """Take the amount; the unused units of an ended lease belong to the shared store and are lost."""
         if not self.amount:
             return [None], REFUSED
         new_states, wait_us = super().step(states, now_us)

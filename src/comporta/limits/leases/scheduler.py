@@ -1,9 +1,9 @@
 """One background thread for the whole process that calls functions at given times.
 
 A worker that stops calling a limiter cannot return its lease, so this thread does it before the lease
-expires; it also releases permits that were held back. The module knows when to call which function, and
-nothing of what the function does. The thread starts when it is first needed, starts again in a forked child,
-and never keeps a program from exiting.
+expires; it also releases permits that were held back. The module knows when to call which function, but not
+what the function does. The thread starts when it is first needed, starts again in a forked child, and never
+keeps a program from exiting.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Adaptive degradation: errors of an upstream lower its limit for the whole fleet, successes raise it again.
+"""Adaptive degradation: upstream errors lower the limit for the whole fleet, successes raise it again.
 
-Each error lowers the limit by 10 % of the original, never below a floor. Successes raise it by as much, and
-by at least one request, at most every 5 s, whichever worker reports. The burst follows in the same step. With
-``rule="accepted"`` an error lowers the limit at once to slightly below the rate that the upstream accepted.
-With ``rule="cubic"`` it lowers the limit by 20 % of the current one, and successes raise it along the curve
-of CUBIC (RFC 9438): fast to slightly below the level of the error, slowly beyond it, and then ever faster.
+Each error lowers the limit by 10 % of the original, never below a floor. Successes raise it by the same
+amount, but by at least one request, at most every 5 s across all workers. The burst follows in the same step.
+With ``rule="accepted"`` an error lowers the limit at once to slightly below the rate that the upstream
+accepted. With ``rule="cubic"`` it lowers the limit by 20 % of the current one, and successes raise it along
+the curve of CUBIC (RFC 9438): fast up to slightly below the level of the error, slowly past it, and then
+faster and faster.
 
 The limit's override record holds all of this, and every decision reads it (``record.py``). This module keeps
 only the time at which this worker last tried to raise the limit.
@@ -53,12 +54,12 @@ _CURVE_STEPS = 10
 """A curve is followed in at least this many steps from a drop back to its peak."""
 
 _SENT_MARGIN_US = 50_000
-"""A call that was sent up to this long after a drop counts as sent before it, because a worker learns of the
-drop, and the store of the refusal, only a round trip later."""
+"""A call that was sent up to this long after a drop counts as sent before it, because the drop reaches a
+worker, and the refusal reaches the store, only a round trip later."""
 
 
 class Degradation:
-    """Lowers and raises a limit by how its upstream answers, for every worker that shares the limit.
+    """Lowers and raises a limit according to the upstream's answers, for every worker that shares it.
 
     ::
 
@@ -72,16 +73,16 @@ class Degradation:
 
     ``drop``, ``floor`` and ``climb`` are fractions of the original limit, ``every`` the seconds between two
     raises and from a drop to the first raise. ``rule="accepted"`` lowers the limit to 0.85 of the accepted
-    rate, once in ``round_trip`` seconds: pass ``record_error`` the requests per second that the whole fleet
-    got through (this worker's own rate of the last second times the number of live workers). By default that
-    is the limit itself. With ``rule="cubic"``, ``drop`` is a fraction of the current limit (0.2), ``every``
-    the seconds from a drop back to the level before it (3), and ``climb`` is not used.
+    rate, once in ``round_trip`` seconds: pass ``record_error`` the requests per second that the upstream
+    accepted from the whole fleet (this worker's own rate of the last second times the number of live
+    workers). The default is the limit itself. With ``rule="cubic"``, ``drop`` is a fraction of the current
+    limit (0.2), ``every`` the seconds from a drop back to the level before it (3), and ``climb`` is not used.
 
     Each error lowers the limit. Pass ``took``, the seconds from sending a request to its refusal, to lower it
     once for all requests that the upstream refuses at the same time.
 
     A success costs no round trip unless this worker knows that the limit is lowered. While the shared store
-    is unreachable, errors and successes have no effect: workers divide the limit that they last knew. After
+    is unreachable, errors and successes have no effect: workers divide the last limit that they know. After
     an operator's ``set_limit()`` the degradation restarts from the operator's numbers.
 
     ``sync`` has the same methods for blocking code.
@@ -124,13 +125,13 @@ class Degradation:
     async def record_error(self, accepted_rate: float | None = None, *, took: float | None = None) -> None:
         """Lower the limit: the upstream is overloaded, or refused a request.
 
-        With ``took``, nothing changes if any worker lowered the limit after this request was sent, or for the
-        pause that lasts now, however late the refusal arrives.
+        With ``took``, nothing changes if any worker lowered the limit after this request was sent, or lowered
+        it for the current pause, however late the refusal arrives.
         """
         await run_async(self._flows.lower_flow(accepted_rate, took))
 
     async def record_success(self) -> None:
-        """Raise the limit by a step, if it is lowered and the last step is long enough ago."""
+        """Raise the limit by a step if it is lowered and the last step was long enough ago."""
         if self._flows.is_due():
             await run_async(self._flows.raise_flow())
 
@@ -196,7 +197,7 @@ class DegradationFlows:
         if flows.lease_client is not None:
             flows.lease_client.forget_all_refusals()
         flows.wait_queue.wake_all_first()
-        if not self._is_curve or reply.share == FULL_SHARE:  # a curve has too many steps to publish each
+        if not self._is_curve or reply.share == FULL_SHARE:  # a curve has too many steps to publish every one
             self._publish("recovered", "raised", reply, "info")
         return True
 
@@ -204,7 +205,7 @@ class DegradationFlows:
         """Whether a success may raise the limit, as far as this worker knows without a round trip."""
         strategy = self._limit_flows.current_strategy()
         if strategy.lasting and not (self._is_remote and self._limit_flows.overrides.misses_remote_changes):
-            return False  # no override that ends by itself; a check of the type would cost more
+            return False  # no override that ends by itself; a type check would cost more
         is_lowered = isinstance(strategy, ExpiringStrategy) and strategy.record.share < FULL_SHARE
         if not (is_lowered or self._limit_flows.overrides.misses_remote_changes):
             return False
@@ -214,7 +215,7 @@ class DegradationFlows:
         return not 0 <= now_us - self._last_attempt_us < self._attempt_every_us()
 
     def _attempt_every_us(self) -> int:
-        """Return how far apart this worker's attempts are: as a fleet, workers make one for each step."""
+        """Return the interval between this worker's attempts: the fleet together makes one per step."""
         if not self._is_curve:
             return self._every_us
         return min(self._every_us, self._step_us * (self._limit_flows.store.worker_count or 1))
@@ -264,13 +265,13 @@ class SyncDegradation:
         run(self._flows.lower_flow(accepted_rate, took))
 
     def record_success(self) -> None:
-        """Raise the limit by a step, if it is lowered and the last step is long enough ago."""
+        """Raise the limit by a step if it is lowered and the last step was long enough ago."""
         if self._flows.is_due():
             run(self._flows.raise_flow())
 
 
 def limiter_rates(limiter: BaseLimiter) -> tuple[float, float]:
-    """Return the limit in effect and without degradation, in requests per second, as this worker knows it."""
+    """Return the limit in effect and the limit without degradation in requests/s, as this worker knows it."""
     current, original = limiter_params(limiter)
     return rate_per_second(current), rate_per_second(original)
 

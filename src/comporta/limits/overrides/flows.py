@@ -1,4 +1,4 @@
-"""Override, pause and resume a limit, each once, as a flow; and what this process knows of a pause.
+"""Flows that override, pause and resume a limit, and what this process knows about a pause.
 
 ``limits/flows.py`` has the flows that take from a limit.
 """
@@ -71,7 +71,7 @@ class OverrideFlows:
         self._flows.wait_queue.wake_all_first()
 
     def change_flow(self, operation: Operation[OverrideReply]) -> Flow[OverrideReply]:
-        """Change the override record, and apply it in this process from now on."""
+        """Change the override record, and apply it in this process immediately."""
         reply: OverrideReply = yield Apply(self._flows.store, operation)
         if self._remote is not None:
             self._remote.apply_override(reply.record)
@@ -81,7 +81,7 @@ class OverrideFlows:
 
     @property
     def misses_remote_changes(self) -> bool:
-        """Whether this process learns of other workers' overrides only when it reads the record itself."""
+        """Whether this process learns about other workers' overrides only by reading the record itself."""
         return self._remote is not None and not self._flows.store.has_heartbeat
 
     def pause_left_us(self) -> int:
@@ -95,7 +95,7 @@ class OverrideFlows:
         return strategy.effective_at(now_us)[1]
 
     def pause_jitter_us(self) -> int:
-        """Return a random delay after a pause, so that waiting callers do not all return at once."""
+        """Return a random delay after a pause, so that waiting callers do not all retry at once."""
         strategy = self._flows.current_strategy()
         if not (isinstance(strategy, ExpiringStrategy) and self.pause_left_us()):
             return 0

@@ -1,4 +1,4 @@
-"""Publishes that the override of a limit changed: an event for people and a metric for monitoring."""
+"""Publishes changes of a limit's override: an event for people and a metric for monitoring."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Operations that change the override record of a limit, in one step for every worker.
 
 Errors lower a limit and successes raise it again (degradation), an upstream asks for a pause, and an operator
-sets other parameters or revokes them. All of this is one record (``record.py``) that every decision reads, so
-no worker can see the new rate with the old burst.
+sets other parameters or revokes them. One record (``record.py``) holds all of this, and every decision reads
+it, so no worker can see the new rate with the old burst.
 
-Many calls may be refused at once, by one decision of the upstream. An operation that lowers the limit can
-carry the age of its call: if the last drop was later than the call was sent, or belongs to the pause that
-lasts now, the operation changes nothing, whichever worker made the drop. The age grows until the operation is
-applied or sent: a slow event loop or a lock must not make a call look younger than it is.
+One decision of the upstream may refuse many calls at once. An operation that lowers the limit can therefore
+carry the age of its call: if any worker lowered the limit after the call was sent, or lowered it for the
+current pause, the operation changes nothing. The age grows until the operation is applied or sent: a slow
+event loop or a lock must not make a call look younger than it is.
 
 Lua version: ``override.lua``.
 """
@@ -29,12 +29,12 @@ from comporta.stores.lua import lua
 from comporta.stores.records import NEVER_US, RECORD
 
 CLOCK_STEP_US_MAX = 1_000_000
-"""A drop that is further ahead than this was made before the clock was set back. One that is less far ahead
-was made a moment ago: a server's clock may step back a little between two operations."""
+"""A drop that is further in the future than this was made before the clock was set back. A drop that is less
+far in the future was made a moment ago: a server's clock may step back a little between two operations."""
 
 
 class OverrideReply(NamedTuple):
-    """Whether the record changed, the shares before and after, the rest of a pause, and the record.
+    """Whether the record changed, the shares before and after, the remaining pause, and the record.
 
     Shares are in millionths.
     """
@@ -63,8 +63,8 @@ class OverrideOperation(Operation[OverrideReply]):
     """Whether the operation counts as a change even if the parameters stay the same."""
 
     is_step = False
-    """Whether the operation is a step of a degradation. Workers learn of its first and its last step at once,
-    and of those in between when they next read everything: decisions read the record anyway."""
+    """Whether the operation is a step of a degradation. Workers are notified of its first and last step at
+    once, and see the steps in between when they next read everything: decisions read the record anyway."""
 
     note = b""
     """Text for people."""
@@ -82,7 +82,7 @@ class OverrideOperation(Operation[OverrideReply]):
     def step(
         self, states: Sequence[State | None], now_us: int
     ) -> tuple[Sequence[State | None], OverrideReply]:
-        """Update the record; delete it when it has no effect any more."""
+        """Update the record; delete it when it no longer has any effect."""
         current = self._current_record(states[0], now_us)
         updated = self._updated_record(current, now_us)
         if updated is not None and updated.share == FULL_SHARE:
@@ -111,7 +111,7 @@ class OverrideOperation(Operation[OverrideReply]):
             return OverrideRecord(self.params)
         record = record.as_of(now_us)
         if not record.set_by_operator and record.share == FULL_SHARE:
-            record = replace(record, base=self.params)  # a pause alone says nothing about the limit
+            record = replace(record, base=self.params)  # a pause alone does not describe the limit
         return record if record.set_by_operator else replace(record, note=b"")
 
     def script_args(self) -> list[int | str | bytes]:
@@ -135,7 +135,7 @@ class ReadOverride(OverrideOperation):
 class LowerOperation(OverrideOperation):
     """Base of the operations that lower a limit; their third number is the age of the refused call in µs.
 
-    The age is that at the creation of the operation, and grows by ``clock``. With 0 each error counts.
+    The age is given when the operation is created, and grows by ``clock``. With 0, every error counts.
     """
 
     __slots__ = ("_clock", "_created_us")
@@ -148,7 +148,7 @@ class LowerOperation(OverrideOperation):
         self._created_us = 0 if clock is None else clock.now_ns() // 1000
 
     def _age_us(self) -> int:
-        """Return the age of the call now; 0 if each error counts."""
+        """Return the current age of the call; 0 if every error counts."""
         age_us = self._args[2]
         if not age_us or self._clock is None:
             return age_us
@@ -205,7 +205,7 @@ class LowerToRate(LowerOperation):
         if _is_answered(current, now_us, self._age_us()):
             return None
         capacity, per_us, unit, window_us = current.base
-        # as floats, because Lua has only those
+        # as floats, because Lua has no other numbers
         over, by = (unit, per_us) if per_us else (window_us, capacity)
         fraction = float(rate) * over / (by * 1000)
         target = int(min(fraction, FULL_SHARE))
@@ -213,7 +213,7 @@ class LowerToRate(LowerOperation):
 
 
 class RaiseByStep(OverrideOperation):
-    """Raise a lowered limit by a step of at least one request, if the last step is long enough ago."""
+    """Raise a lowered limit by a step of at least one request if the last step was long enough ago."""
 
     __slots__ = ()
 
@@ -229,10 +229,11 @@ class RaiseByStep(OverrideOperation):
 
 
 class RaiseAlongCurve(OverrideOperation):
-    """Raise a lowered limit to its curve, if the last step is at least ``step_us`` ago.
+    """Raise a lowered limit to its curve if the last step was at least ``step_us`` ago.
 
-    ``by`` and ``every_us`` are the curve (:func:`comporta.ramp.cubic_share`). A time without successes moves
-    the limit along the curve by at most ``every_us``, because it says nothing about the upstream.
+    ``by`` and ``every_us`` are the curve (:func:`comporta.ramp.cubic_share`). A period without successes
+    moves the limit along the curve by at most ``every_us``, because it gives no information about the
+    upstream.
     """
 
     __slots__ = ()
@@ -254,7 +255,7 @@ class RaiseAlongCurve(OverrideOperation):
 
 
 class PauseLimit(OverrideOperation):
-    """Pause the limit for some microseconds; a pause that ends later stays as it is."""
+    """Pause the limit for some microseconds; a longer pause that is in effect is not shortened."""
 
     __slots__ = ()
 
@@ -297,7 +298,7 @@ class SetLimit(OverrideOperation):
 
 
 class RevokeOverride(OverrideOperation):
-    """Revoke an operator's parameters and the degradation since; a pause continues."""
+    """Revoke an operator's parameters and any degradation since then; a pause continues."""
 
     __slots__ = ()
 
@@ -309,7 +310,7 @@ class RevokeOverride(OverrideOperation):
 
 
 def _is_answered(record: OverrideRecord, now_us: int, age_us: int) -> bool:
-    """Whether the last drop answers the refusal of a call that was sent ``age_us`` ago, too."""
+    """Whether the last drop also accounts for the refusal of a call that was sent ``age_us`` ago."""
     if not age_us or record.share == FULL_SHARE or record.last_drop_us > now_us + CLOCK_STEP_US_MAX:
         return False
     is_of_this_pause = record.paused_until_us > 0 and record.last_drop_us >= record.pause_start_us
@@ -334,7 +335,7 @@ def _raised_record(record: OverrideRecord, share: int, now_us: int) -> OverrideR
 
 
 def _only_pause(record: OverrideRecord, params: LimitParams) -> OverrideRecord:
-    """Return a record of these parameters with only the pause of another one."""
+    """Return a record of these parameters with the pause of another record, and nothing else of it."""
     return OverrideRecord(
         params,
         paused_until_us=record.paused_until_us,

@@ -1,7 +1,7 @@
 -- Changes the override record of one limit: degradation, pauses, and what an operator sets. Lua version of
 -- operation.py.
 --
--- KEYS  1: the override record (a string: see record.py), whose name goes into the change log
+-- KEYS  1: the override record (a string: see record.py), whose name is written to the change log
 -- ARGV  1: now in µs, or 0 for the server's clock
 --       2: drop, cut, accept, climb, curve, pause, resume, set, revoke or look
 --       3-6: capacity, per_us, unit, window_us: as configured, or for set the operator's

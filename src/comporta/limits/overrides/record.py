@@ -1,18 +1,18 @@
-"""The override record of a limit: what operators, degradation and pauses write, and every decision obeys.
+"""The override record of a limit, which operators, degradation and pauses write and every decision obeys.
 
-The record is text for people and programs, under ``rate_limiter_change:<name>``. It starts with the four
-parameters in effect. Details follow in brackets, and then a note for people::
+The record is text that people and programs can read, under ``rate_limiter_change:<name>``. It starts with the
+four parameters in effect, followed by details in brackets and a note for people::
 
     50 1 20000 0 50/s burst 50 (token_bucket)
     40 800000 20000000000 0 [degraded to 800000 of 50 1 20000 0 ends 17 dropped 14 climbed 0] 50/s
     10 1 100000 0 [paused until 15 for 6; not set by hand]
 
-A degradation that climbs along a curve has two more numbers: ``climbed 0 from 1000000 since 14`` is the share
-before the last drop, and the time at which the curve starts. A pause that was extended while it lasted has
-the time of its start: ``paused until 15 for 6 since 3``.
+A degradation that climbs along a curve has two additional numbers: ``climbed 0 from 1000000 since 14`` is the
+share before the last drop, and the time at which the curve starts. A pause that was extended while in effect
+also has its start time: ``paused until 15 for 6 since 3``.
 
-Times are microseconds by the clock of the store. Everything that no operator set ends by itself: a
-degradation some time after its last step, a pause at its end. No worker has to rewrite the record for that,
+Times are in microseconds by the clock of the store. Whatever an operator did not set ends by itself: a
+degradation some time after its last step, a pause at its end. No worker has to rewrite the record then,
 because a strategy made from a record (:class:`ExpiringStrategy`) knows both times.
 
 Lua version: ``effective_params`` in ``support.lua`` reads the record, ``override.lua`` writes it.
@@ -41,12 +41,12 @@ DEGRADATION_TTL_US = 300_000_000
 
 PAUSE_US_MAX = 86_400_000_000
 PAUSE_SLACK_US = 60_000_000
-"""How much further ahead than its length a pause may end. Beyond that the clock was set back: it is over."""
+"""How much later than its length a pause may end. Beyond that the clock was set back, and it is over."""
 
 NOTE_BYTES_MAX = 200
 
-_SCALE_EXACT = 10**14  # up to here a level survives being written in tokens
-_SCALE_MAX = 2**52  # up to here sums are exact in Lua
+_SCALE_EXACT = 10**14  # up to this value a level written in tokens is restored exactly
+_SCALE_MAX = 2**52  # up to this value sums are exact in Lua
 
 _TEXT = re.compile(rb"([1-9]\d*) (\d+) (\d+) (\d+)(?: \[(.*?)\])?(.*)", re.DOTALL)
 _DEGRADED = re.compile(
@@ -59,13 +59,13 @@ _NOT_SET_BY_OPERATOR = b"not set by hand"
 
 @dataclass(frozen=True, slots=True)
 class OverrideRecord:
-    """An override record. ``base`` holds the parameters that a degradation starts from and returns to.
+    """An override record. ``base`` holds the parameters at which a degradation starts and ends.
 
-    ``set_by_operator``: the base is an operator's and stays in effect whatever else begins and ends.
-    Otherwise the base is the configuration of the writer, and only a degradation makes it apply to other
-    workers. ``written_params`` are the parameters in effect as they were read. ``peak`` is the share before
-    the last drop, and ``curve_start_us`` the start of the curve that leads back to it; 0 without a curve.
-    ``extended_since_us`` is the start of a pause that was extended; 0 for one that was not.
+    ``set_by_operator`` is true if an operator set the base, which then stays in effect whatever else begins
+    and ends. Otherwise the base is the configuration of the writer, and only a degradation makes it apply to
+    other workers. ``written_params`` are the parameters in effect as they were read. ``peak`` is the share
+    before the last drop, and ``curve_start_us`` the start of the curve that leads back to it; 0 without a
+    curve. ``extended_since_us`` is the start of a pause that was extended; 0 for one that was not.
     """
 
     base: LimitParams
@@ -84,7 +84,7 @@ class OverrideRecord:
 
     @classmethod
     def parse(cls, text: bytes | None) -> OverrideRecord | None:
-        """Parse a record; ``None`` for text that makes no sense, because an operator may have written it."""
+        """Parse a record; ``None`` for invalid text, because an operator may have written it by hand."""
         parts = _TEXT.match((text or b"")[:VALUE_BYTES_MAX])
         if parts is None:
             return None
@@ -125,7 +125,7 @@ class OverrideRecord:
         return scale_params(self.base, self.share)
 
     def as_of(self, now_us: int) -> OverrideRecord:
-        """Return the record without what has ended."""
+        """Return the record without the parts that have ended."""
         record = self
         if self.share < FULL_SHARE and now_us >= self.degraded_until_us:
             record = record.without_degradation()
@@ -156,7 +156,7 @@ class OverrideRecord:
 
     @property
     def has_effect(self) -> bool:
-        """Whether the record says anything that a worker without it would not do."""
+        """Whether the record changes what a worker does."""
         return bool(self.set_by_operator or self.share < FULL_SHARE or self.paused_until_us)
 
     @property
@@ -191,10 +191,10 @@ class OverrideRecord:
 def scale_params(base: LimitParams, share: int) -> LimitParams:
     """Return the parameters of a limit lowered to a share: burst and rate, or the capacity of a window.
 
-    A token is divided into smaller fractions, by a power of ten, as far as a full bucket can still be
-    counted. Steps of 10 % are therefore exact, except where a full bucket already has more than 2**52 / 10
-    fractions. There, and for other shares, the rate is rounded down by less than a fraction per microsecond,
-    but never to 0.
+    A token is divided into smaller fractions, by a power of ten, as long as a full bucket can still be
+    counted. Steps of 10 % are therefore exact, unless a full bucket already has more than 2**52 / 10
+    fractions. In that case, and for other shares, the rate is rounded down by less than a fraction per
+    microsecond, but never to 0.
     """
     if share >= FULL_SHARE:
         return base
@@ -211,7 +211,7 @@ def scale_params(base: LimitParams, share: int) -> LimitParams:
 
 
 def one_request_share(base: LimitParams) -> int:
-    """Return the share of the limit that is one request: per second for a rate, per window for a window."""
+    """Return the share of the limit that equals one request per second, or per window for a window."""
     return ceil_div(base.unit, base.per_us) if base.per_us else ceil_div(FULL_SHARE, base.capacity)
 
 
@@ -228,7 +228,7 @@ _TEXT_UNITS_US = (("s", 1_000_000), ("minute", 60_000_000), ("hour", 3_600_000_0
 def limit_text(params: LimitParams) -> str:
     """Return a limit as people write it: ``10/s``, ``30/minute burst 5``, ``100/900 s``.
 
-    ``LimitConfig.parse`` reads it, unless the rate is a whole number in no unit of time.
+    ``LimitConfig.parse`` can read it if the rate is a whole number in some unit of time.
     """
     if not params.per_us:
         return f"{params.capacity}/{params.window_us / 1e6:g} s"
@@ -241,15 +241,15 @@ def limit_text(params: LimitParams) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return a rate for people: a lowered limit has more digits than people need."""
+    """Return a rate rounded for people, because a lowered limit has more digits than people need."""
     return f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"
 
 
 def apply_override(strategy: Strategy, override: bytes | None) -> Strategy:
     """Return a strategy that reads this one's states and obeys the record.
 
-    Parameters of another kind of limit, which an older version of a program may have set, have no effect
-    here; a pause has.
+    A record with parameters of another kind of limit, which an older version of the program may have set,
+    applies only its pause.
     """
     record = OverrideRecord.parse(override)
     if record is None:
@@ -263,7 +263,7 @@ def apply_override(strategy: Strategy, override: bytes | None) -> Strategy:
 
 
 def without_expiry(strategy: Strategy) -> Strategy:
-    """Return the strategy in effect for a worker that cannot read the clock by which an override ends."""
+    """Return the strategy in effect, for a worker that cannot read the clock by which an override ends."""
     return strategy.degraded if isinstance(strategy, ExpiringStrategy) else strategy
 
 
@@ -275,7 +275,7 @@ class ExpiringStrategy(Strategy):
     codec: Codec
 
     lasting = False
-    """A refusal may end earlier than it says, when the degradation ends."""
+    """A refusal may end earlier than stated, when the degradation ends."""
 
     def __init__(self, strategy: Strategy, record: OverrideRecord) -> None:
         self.record = record
@@ -288,7 +288,7 @@ class ExpiringStrategy(Strategy):
         self.params = self.degraded.params
 
     def with_params(self, params: LimitParams) -> Strategy:
-        """Return the strategy with other parameters, which do not end."""
+        """Return the strategy with other parameters, which do not expire."""
         return self.base.with_params(params)
 
     def effective_at(self, now_us: int) -> tuple[Strategy, int, int]:
@@ -307,11 +307,11 @@ class ExpiringStrategy(Strategy):
         return self.base.params, self.base.params
 
     def expires_us(self, state: State) -> int:
-        """Return the time until which either strategy has a use for the state."""
+        """Return the time until which either strategy needs the state."""
         return max(self.base.expires_us(state), self.degraded.expires_us(state))
 
     def retention_us(self, state: State) -> int:
-        """Return the same time, pinned if either strategy has nothing left for another grant."""
+        """Return the same time; a state is pinned if either strategy has nothing left for another grant."""
         pinned = (self.base.retention_us(state) | self.degraded.retention_us(state)) & PINNED_US
         return self.expires_us(state) + pinned
 
@@ -322,24 +322,24 @@ class ExpiringStrategy(Strategy):
     def step(
         self, state: State | None, now_us: int, cost: int, max_wait_us: int = 0
     ) -> tuple[State | None, int]:
-        """Refuse during a pause, whatever is available; otherwise decide by the strategy of the moment."""
+        """Refuse during a pause, whatever is available; otherwise decide by the current strategy."""
         strategy, paused_us, _ = self.effective_at(now_us)
         new, wait_us = strategy.step(state, now_us, cost, max_wait_us)
         if paused_us and max_wait_us >= 0:
-            refused = new if wait_us > max_wait_us else None  # a refusal changes a state only in time
+            refused = new if wait_us > max_wait_us else None  # a refusal only brings a state up to date
             return refused, max(wait_us, paused_us, max_wait_us + 1)
         return new, wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
-        """Give units back, during a pause too."""
+        """Release units, even during a pause."""
         return self.effective_at(now_us)[0].release(state, now_us, cost)
 
     def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
-        """Settle by the strategy of the moment, during a pause too."""
+        """Settle by the current strategy, even during a pause."""
         return self.effective_at(now_us)[0].settle(state, now_us, amount, age_us)
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
-        """Return the use of a key, during a pause too."""
+        """Return the use of a key, even during a pause."""
         return self.effective_at(now_us)[0].usage(state, now_us)
 
     def lease_size_max(self, worker_count: int) -> int:
@@ -347,9 +347,9 @@ class ExpiringStrategy(Strategy):
         return self.degraded.lease_size_max(worker_count)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
-        """Grant a lease by the strategy of the moment."""
+        """Grant a lease by the current strategy."""
         return self.effective_at(now_us)[0].grant_lease(state, now_us, amount, ttl_us)
 
     def return_lease(self, state: State, now_us: int, ended: EndedLease, ttl_us: int) -> State | None:
-        """Return a lease by the strategy of the moment."""
+        """Return a lease by the current strategy."""
         return self.effective_at(now_us)[0].return_lease(state, now_us, ended, ttl_us)

@@ -1,7 +1,7 @@
 """The contract of a limiting strategy: pure decisions over the state of one key.
 
-A strategy holds the parameters of one limit and no state. A store passes it the state of a key, under the
-store's own atomicity, and keeps the state that the strategy returns. A strategy reads no clock and does no
+A strategy holds the parameters of one limit and no state. A store passes it the state of a key, within the
+store's own atomic step, and keeps the state that the strategy returns. A strategy reads no clock and does no
 I/O.
 """
 
@@ -32,7 +32,7 @@ WINDOW_US_MAX = 10**14
 
 
 class LimitUsage(NamedTuple):
-    """The use of a key: units left, µs until it is unused again, units granted in the last minute."""
+    """The use of a key: units left, µs until it counts as unused, units granted in the last minute."""
 
     remaining: int
     reset_us: int
@@ -48,7 +48,7 @@ class LeaseGrant(NamedTuple):
 
 
 class EndedLease(NamedTuple):
-    """A lease that its holder ends: its id, the units it leased, and the units of them that were not used."""
+    """A lease that its holder ends: its id, the leased units, and how many of them were not used."""
 
     lease_id: int
     lent: int
@@ -56,11 +56,11 @@ class EndedLease(NamedTuple):
 
 
 class LimitParams(NamedTuple):
-    """The four integers of a limit, as scripts and override records carry them.
+    """The four integers of a limit, as in scripts and override records.
 
     A limit with a rate has ``per_us`` and ``unit``: ``unit`` fractions make a token, and ``per_us`` of them
-    are refilled every microsecond. A limit with a window has a ``per_us`` of 0 and a ``window_us``; its
-    ``unit`` is free for the strategy to use.
+    are refilled every microsecond. A limit with a window has a ``per_us`` of 0 and a ``window_us``; the
+    strategy may use its ``unit`` for any purpose.
     """
 
     capacity: int
@@ -78,7 +78,7 @@ class LimitParams(NamedTuple):
         return bool(self.capacity and self.window_us)
 
     def is_window_over(self, age_us: int) -> bool:
-        """Whether a window that began ``age_us`` ago has ended; a bucket's is the time that fills it."""
+        """Whether a window that began ``age_us`` ago has ended; for a bucket, the time that fills it."""
         if self.per_us:
             return age_us * self.per_us >= self.capacity * self.unit
         return age_us >= self.window_us
@@ -98,7 +98,7 @@ class Strategy(Algorithm):
     """A limiting algorithm with the parameters of one limit.
 
     ``codec`` is the layout of a state in bytes. ``expires_us(state)`` returns the time from which the state
-    means the same as no state.
+    is equivalent to no state.
     """
 
     __slots__ = ()
@@ -130,21 +130,23 @@ class Strategy(Algorithm):
         """Take ``cost`` if it is available.
 
         Returns the state to store (``None``: unchanged) and a wait in microseconds. A wait of at most
-        ``max_wait_us`` means granted, for use after that wait; a longer one means refused, and when to retry.
-        Only a strategy with a queue grants with a wait above 0. With a ``max_wait_us`` of ``CHARGE`` or
-        ``SETTLE`` the strategy takes the cost whether it is available or not.
+        ``max_wait_us`` means that the cost is granted for use after that wait; a longer one means that it is
+        refused, and is the time until a retry. Only a strategy with a queue grants with a wait above 0. With
+        a ``max_wait_us`` of ``CHARGE`` or ``SETTLE`` the strategy takes the cost whether it is available or
+        not.
         """
 
     @abstractmethod
     def release(self, state: State, now_us: int, cost: int) -> State:
-        """Return the state after ``cost`` units are given back that were taken and not used."""
+        """Return the state after the release of ``cost`` units that were taken but not used."""
 
     @abstractmethod
     def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
         """Return the state after a call that was granted ``age_us`` ago turned out to cost another amount.
 
         An ``amount`` above 0 is a debit, which leaves a debt of at most one capacity; below 0 it is a credit.
-        ``None``: the state stays, because the credit is void or the debt is as large as it can be.
+        ``None`` means that the state does not change, because the credit is void or the debt is at its
+        maximum.
         """
 
     @abstractmethod
@@ -157,7 +159,7 @@ class Strategy(Algorithm):
         return remaining, reset_us
 
     def pace_us(self, units: int) -> int:
-        """Return how long it takes at least to grant some units once nothing is left; 0 if unknown."""
+        """Return the minimum time to grant some units once nothing is left; 0 if unknown."""
         return 0
 
     def available_capacity(self, state: State | None, now_us: int) -> int:
@@ -169,14 +171,14 @@ class Strategy(Algorithm):
         return 1
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
-        """Record that the holder uses ``amount`` of the units just taken later, within at most ``ttl_us``.
+        """Record that the holder will use ``amount`` of the units just taken within at most ``ttl_us``.
 
         A strategy that supports no leases inherits this: the lease expires at once.
         """
         return LeaseGrant(state, 0, 0)
 
     def return_lease(self, state: State, now_us: int, ended: EndedLease, ttl_us: int) -> State | None:
-        """Return the state after the unused units of a lease came back; ``None`` if the lease has expired."""
+        """Return the state after the return of a lease's unused units; ``None`` if the lease has expired."""
         return None
 
 

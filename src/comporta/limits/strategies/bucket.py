@@ -1,8 +1,8 @@
 """What the two buckets share: a level counted in fractions of a token that time raises or lowers.
 
 ``unit`` fractions make a token, and ``per_us`` of them are added or removed every microsecond (10/s: 1 per
-µs, 100,000 per token). No rate loses anything to rounding, and all sums are exact in Python and, below 2**53,
-in Lua.
+µs, 100,000 per token). Refilling involves no rounding, and all sums are exact in Python and, below 2**53, in
+Lua.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BucketStrategy(RegisteredStrategy):
 
     @property
     def level_max(self) -> int:
-        """The level that takes longest to become the same as an unused bucket."""
+        """The level from which the bucket takes longest to become unused again."""
         return self.full
 
     def with_params(self, params: LimitParams) -> Self:
@@ -68,13 +68,13 @@ class BucketStrategy(RegisteredStrategy):
         return units * self.unit // self.per_us
 
     def expires_us(self, state: State) -> int:
-        """Return when a bucket is full or empty again, which means the same as never used."""
+        """Return when a bucket is full or empty again, which is equivalent to never used."""
         debt = max(0, self.debt(rescale_level(state[0], state[2], self.unit)))
         return int(state[1]) + self.ttl_us + ceil_div(debt, self.per_us)
 
     @abstractmethod
     def debt(self, level: int) -> int:
-        """Return how far a level is beyond what is there to take; 0 or less: not at all."""
+        """Return by how much a level exceeds what can be taken; 0 or less means no debt."""
 
     def retention_us(self, state: State) -> int:
         """Return the same time; a bucket is pinned if its last grant left nothing for another one."""
@@ -89,7 +89,7 @@ def exact_rate(rate: float, capacity: int) -> tuple[int, int]:
     """Return ``per_us`` and ``unit``: integers whose quotient is the rate in tokens per microsecond.
 
     A rate that people write (10, 0.1, 100/60) is represented exactly. Any other rate is rounded down to the
-    nearest quotient for which a full bucket can still be counted, so rounding never exceeds the limit.
+    nearest quotient for which a full bucket can still be counted, so rounding never raises the limit.
     """
     unit_max = LEVEL_MAX // (2 * capacity)
     simple = Fraction(rate).limit_denominator(1_000_000)

@@ -1,12 +1,12 @@
 """Calendar window: ``capacity`` per day or month of a time zone, such as 1000 a day from midnight.
 
-Unlike a fixed window it begins at the same moment for every key. As with a fixed window, two full windows may
-meet. There is one strategy for each schedule; its name contains the schedule, such as
+Unlike a fixed window, it begins at the same moment for every key. As with a fixed window, two full windows
+may adjoin. There is one strategy for each schedule; its name contains the schedule, such as
 ``day_at_0000_america_sao_paulo``.
 
 A server decides by its own clock. A store of this process or machine steps by a monotonic clock, to which the
-strategy adds the difference to Unix time at that moment. A clock that is set back over a boundary does not
-open the ended window again, and one that is set back further keeps what was counted.
+strategy adds the difference to Unix time at that moment. Setting the clock back over a boundary does not
+reopen the ended window, and setting it back further keeps the count.
 
 Lua version: ``calendar_window.lua``, ``calendar_window_lease.lua``, ``calendar_window_settle.lua``.
 """
@@ -104,7 +104,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
         return lua("limits/strategies/calendar_window_lease")
 
     def on_clock(self, clock: Clock) -> CalendarWindowStrategy:
-        """Return the strategy for states that a clock of this process times."""
+        """Return the strategy for states whose times come from a clock of this process."""
         return type(self)(self.capacity, clock.unix_offset_us)
 
     def with_params(self, params: LimitParams) -> CalendarWindowStrategy:
@@ -150,7 +150,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
         )
 
     def pace_us(self, units: int) -> int:
-        """Return the windows that must end before some units fit, less the first one, if all are short.
+        """Return the least time until some units fit: all windows that must end before that, less the first.
 
         The shortest month has 28 days, and a day of a clock change 23 hours.
         """
@@ -165,7 +165,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
         return self.expires_us(state) + (PINNED_US if state[0] >= self.capacity else 0)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
-        """Grant a lease that ends at the latest with its window; its id is the start of the window."""
+        """Grant a lease that ends no later than its window; its id is the start of the window."""
         return LeaseGrant(state, min(ttl_us, state[2] - now_us), state[1])
 
     def return_lease(self, state: State, now_us: int, ended: EndedLease, ttl_us: int) -> State | None:
@@ -175,7 +175,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
         return self.release(state, now_us, ended.unused)
 
     def _is_in_window(self, state: State, now_us: int, age_us: int) -> bool:
-        """Whether the state belongs to the current window and what is ``age_us`` old does, too."""
+        """Whether the state and a grant that is ``age_us`` old both belong to the current window."""
         start_us = self._current_window(state, now_us)[1]
         return state[1] == start_us and now_us + self._unix_offset_us() - age_us >= start_us
 
@@ -189,7 +189,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
         used = 0
         if state is not None and state[1] >= start_us:
             used = state[0]
-            if state[1] == end_us:  # the clock was set back over the boundary: the new window stays open
+            if state[1] == end_us:  # the clock was set back over the boundary: the new window continues
                 start_us, end_us = self._window_at(end_us)
         return used, start_us, end_us - offset_us
 
@@ -199,7 +199,7 @@ class CalendarWindowStrategy(CountedWindowStrategy):
 
 
 def calendar_strategy(period: str, time: str, zone: str) -> type[CalendarWindowStrategy]:
-    """Return the strategy of a schedule; ``ValueError`` names what is wrong with it."""
+    """Return the strategy of a schedule; ``ValueError`` says what is invalid."""
     return _strategy_of(parse_schedule(period, time, zone))
 
 

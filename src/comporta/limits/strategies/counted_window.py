@@ -1,4 +1,4 @@
-"""Windows that count: what fixed and calendar windows share."""
+"""Windows with a counter: the common part of fixed and calendar windows."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class CountedWindowStrategy(WindowStrategy):
     def outage_share(self, worker_count: int, since_us: int) -> tuple[SlidingWindowStrategy, State]:
         """Return a share of a sliding window of the same length.
 
-        A window that starts used up would refuse every caller until its end, and one that starts unused would
-        grant the limit twice.
+        A counted window that starts used up would refuse every caller until its end, and one that starts
+        unused would grant the limit twice.
         """
         window = SlidingWindowStrategy(self.capacity, self.params.window_us)
         return window.outage_share(worker_count, since_us)
 
     @abstractmethod
     def _current_window(self, state: State, now_us: int) -> Any:
-        """Return the units used in the current window, then what the strategy needs to know about it."""
+        """Return the units used in the current window, followed by its strategy-specific data."""
 
     @abstractmethod
     def _is_in_window(self, state: State, now_us: int, age_us: int) -> bool:
-        """Whether the state belongs to the current window and what is ``age_us`` old does, too."""
+        """Whether the state and a grant that is ``age_us`` old both belong to the current window."""

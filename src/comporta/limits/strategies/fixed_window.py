@@ -1,7 +1,7 @@
 """Fixed window: ``capacity`` per window, counted from the first request after the last window ended.
 
-It is cheap and easy to explain. Two full windows may meet, so an interval as long as the window can see twice
-the capacity; the sliding window avoids that.
+It is cheap and easy to explain. Two full windows may adjoin, so an interval as long as the window can contain
+twice the capacity; the sliding window avoids that.
 
 Lua version: ``fixed_window.lua``, ``fixed_window_lease.lua``, ``fixed_window_settle.lua``.
 """
@@ -103,7 +103,7 @@ class FixedWindowStrategy(CountedWindowStrategy):
         return (used + cost, start_us, now_us, count + cost, past), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
-        """Subtract ``cost`` from the count if its window has not ended; a window that has ended stays so."""
+        """Subtract ``cost`` from the count if its window has not ended; an ended window is not reopened."""
         _, start_us, last_us, count, past = state
         used, _ = self._current_window(state, now_us)
         traffic = subtract_released(past, count, last_us, now_us, cost)
@@ -132,7 +132,7 @@ class FixedWindowStrategy(CountedWindowStrategy):
         return retention_us
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
-        """Grant a lease that ends at the latest with its window; its id is the start of the window."""
+        """Grant a lease that ends no later than its window; its id is the start of the window."""
         start_us: int = state[1]
         return LeaseGrant(state, min(ttl_us, start_us + self.window_us - now_us), start_us)
 
@@ -144,7 +144,7 @@ class FixedWindowStrategy(CountedWindowStrategy):
         return self.release(state, now_us, ended.unused)
 
     def _is_in_window(self, state: State, now_us: int, age_us: int) -> bool:
-        """Whether the last window has not ended and what is ``age_us`` old belongs to it."""
+        """Whether the last window has not ended and a grant that is ``age_us`` old belongs to it."""
         since_us: int = now_us - min(state[1], now_us)
         return age_us <= since_us < self.window_us
 

@@ -1,8 +1,8 @@
 """Leaky bucket: grants are evenly spaced, and a queue of bounded length waits for its turns.
 
 The level says how many turns are assigned ahead. At level 0 the next caller passes at once. A caller that
-waits takes the next free turn as long as at most ``capacity`` callers wait. A turn whose caller goes away is
-spent, because passing it on would put two other callers at the same moment.
+waits takes the next free turn, provided that at most ``capacity`` callers wait. If its caller leaves, a turn
+is spent, because passing it on would give two other callers the same moment.
 
 Lua version: ``leaky_bucket.lua``.
 """
@@ -25,7 +25,7 @@ from comporta.stores.lua import lua
 class LeakyBucketStrategy(BucketStrategy):
     """One turn every ``unit / per_us`` microseconds, and at most ``capacity`` callers in the queue.
 
-    It supports no leases: a turn used late would fall next to the first turn of another worker.
+    It supports no leases, because a turn used late could coincide with the first turn of another worker.
     """
 
     __slots__ = ()
@@ -73,7 +73,7 @@ class LeakyBucketStrategy(BucketStrategy):
         return (level, now_us, self.unit, *subtract_released(past, count, last_us, now_us, cost))
 
     def usage(self, state: State | None, now_us: int) -> LimitUsage:
-        """Return the free places in the queue and when the queue will be empty."""
+        """Return the number of free places in the queue and when the queue will be empty."""
         if state is None:
             return LimitUsage(self.capacity, 0, 0)
         _, last_us, _, count, past = state

@@ -2,12 +2,12 @@
 
 The share of one of N workers is the limit divided by N, so that all shares together give exactly the rate of
 the limit. A share is never zero: it holds at least one token, or one unit per stretched window. N idle
-workers may therefore grant up to N tokens at one moment even if the limit's burst is smaller, and less than
-one token each too much in any window. This is the whole cost of rounding.
+workers may therefore grant up to N tokens at one moment even if the limit's burst is smaller, and in any
+window each worker grants less than one token too many. Rounding has no other cost.
 
 A share starts empty when the outage begins, because other workers may have just spent what the shared state
 held. It counts what it grants and reports the count when the store is reachable again. From the report until
-the worker uses the store again it grants nothing: the report would not contain it.
+the worker uses the store again, it grants nothing, because the report would not include it.
 
 Each strategy declares its own share (``RegisteredStrategy.outage_share``); this module counts and reports.
 """
@@ -31,7 +31,7 @@ ENDING_RETRY_US = 50_000
 class OutageShare(Strategy):
     """A strategy divided by the number of workers.
 
-    State: units granted and not reported, and the state of the share.
+    State: units granted but not reported, and the state of the share.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class OutageShare(Strategy):
         return self._reported_share.expires_us(state[1])
 
     def with_params(self, params: LimitParams) -> OutageShare:
-        """Return the same share: records of the shared store do not apply to it."""
+        """Return the same share, to which records of the shared store do not apply."""
         return self
 
     def with_override(self, override: bytes | None) -> OutageShare:
@@ -115,7 +115,7 @@ class OutageShare(Strategy):
     def take_report(
         self, space: str, key: str, state: State, now_us: int
     ) -> tuple[ChargeOperation | None, State | None]:
-        """Return what charges the shared limit with the units granted here that still count against it."""
+        """Return the operation that charges the shared limit with units granted here that still count."""
         granted, own = state
         if not granted:
             return None, None
@@ -124,18 +124,18 @@ class OutageShare(Strategy):
         return charge if amount > 0 else None, (0, own)
 
     def with_outage(self, outage: Outage) -> OutageShare:
-        """Return the share of one of more workers."""
+        """Return the share for a larger number of workers."""
         return OutageShare(self._full_strategy, self._limit_name, outage, self._closes_us)
 
 
 def _reported_share(
     strategy: RegisteredStrategy, share: RegisteredStrategy, outage: Outage
 ) -> RegisteredStrategy:
-    """Return what says how many of the granted units still count against the limit.
+    """Return the strategy that computes how many of the granted units still count against the limit.
 
-    A share that became smaller during the outage may have granted more before than it holds now. So it
-    reports by its first capacity and its present rate: perhaps units that were refilled meanwhile, and all
-    that were not.
+    A share that became smaller during the outage may have granted more before than it holds now. The report
+    therefore uses its first capacity and its present rate: it includes all units that were not refilled
+    meanwhile, and perhaps some that were.
     """
     if outage.first_worker_count in {0, outage.worker_count}:
         return share
@@ -192,10 +192,10 @@ def fallback_strategy(
 ) -> Strategy:
     """Return the strategy by which a worker decides during an outage.
 
-    ``"closed"`` uses the share for the first ``closed_after_us`` of the outage.
-    ``"open"`` applies only to accidents: a server that rejects this worker opens nothing. A degraded limit is
-    divided as it is lowered. A pause does not apply here, because it ends by the clock of the shared store;
-    an ``Upstream`` remembers a pause that it knows of.
+    ``"closed"`` uses the share for the first ``closed_after_us`` of the outage. ``"open"`` applies only to
+    failures, not to a server that rejects this worker. A degraded limit is divided at its lowered level. A
+    pause does not apply here, because it ends by the clock of the shared store; an ``Upstream`` remembers a
+    pause that it knows of.
     """
     strategy = without_expiry(strategy)
     if (fallback == "closed" and not closed_after_us) or (outage.full and fallback == "open"):

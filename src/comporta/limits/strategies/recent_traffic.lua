@@ -21,7 +21,7 @@ local function traffic_functions()
     return counts
   end
 
-  -- The units granted in the minute before now_us; the oldest slice counts in part.
+  -- The units granted in the minute before now_us; the oldest slice counts partially.
   local function recent(record, last_us, now_us)
     local counts = counts_at(record, last_us, now_us)
     local oldest_us = MINUTE_US - now_us % SLICE_US

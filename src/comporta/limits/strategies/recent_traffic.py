@@ -1,7 +1,7 @@
 """How many units a key was granted in the last minute, kept inside the state of the limit.
 
 Time is divided into slices of 2**24 µs (16.8 s). A state holds the count of the slice of its last grant and
-of the four slices before it, so the figure costs no second key and no second round trip. Its precision is one
+of the four slices before it, so the figure needs no second key and no second round trip. Its precision is one
 slice. The length of a slice is a power of two so that "is this the same slice?" is one xor and one shift.
 
 Lua version: ``recent_traffic.lua``.
@@ -40,7 +40,7 @@ def subtract_released(past: bytes, count: int, last_us: int, now_us: int, amount
 
 
 def recent_count(past: bytes, count: int, last_us: int, now_us: int) -> int:
-    """Return the units granted in the minute before ``now_us``; the oldest slice counts in part."""
+    """Return the units granted in the minute before ``now_us``; the oldest slice counts partially."""
     count, past = subtract_released(past, count, last_us, now_us, 0)
     oldest_us = MINUTE_US - (now_us & (SLICE_US - 1))
     whole, part_us = divmod(oldest_us, SLICE_US)

@@ -1,7 +1,7 @@
 """What a strategy declares about itself so that a configuration can name it.
 
-A strategy is complete with this class: limits, leases, scripts, settings and the fallback during an outage
-read everything they need from it. ``registry.py`` keeps the strategies by name.
+A subclass is a complete strategy: limits, leases, scripts, settings and the fallback during an outage read
+everything they need from it. ``registry.py`` keeps the strategies by name.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class RegisteredStrategy(Strategy):
         return f"{config.rate:g}/s burst {config.capacity}"
 
     def on_clock(self, clock: Clock) -> RegisteredStrategy:
-        """Return the strategy for states that a clock of this process times, rather than a server's.
+        """Return the strategy for states whose times come from a clock of this process, not a server's.
 
-        Only a strategy that counts by the calendar has to know the difference.
+        The difference matters only to a strategy that counts by the calendar.
         """
         return self
 
@@ -123,7 +123,7 @@ class RegisteredStrategy(Strategy):
         """Return the units that still count against the limit, debt included."""
 
     def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
-        """Release a credit as any other unit, and take a debit now."""
+        """Release a credit like any other unit, and take a debit now."""
         if amount < 0:
             return None if state is None else self.release(state, now_us, -amount)
         amount = min(amount, self.debit_max(0 if state is None else self.used_units(state, now_us)))

@@ -3,8 +3,8 @@
 A schedule knows the offsets of its zone from UTC between 2020 and 2050 as plain numbers, so that Python and
 Lua compute the same boundaries from the same table. Nothing here reads a clock.
 
-A time that the zone skips (clocks go forward) counts as the moment that many minutes later; of a time that
-occurs twice (clocks go back) the first one counts.
+A time that the zone skips (clocks go forward) counts as the moment that many minutes later; for a time that
+occurs twice (clocks go back), the first occurrence counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 DAY_S = 86_400
 PERIODS = {"day": DAY_S, "month": 30 * DAY_S}
-"""The periods and their nominal lengths, by which a limit's rate and its share during an outage follow."""
+"""The periods and their nominal lengths, which give a limit's rate and its share during an outage."""
 
 _FIRST_YEAR, _LAST_YEAR = 2020, 2050
 _ZONE = re.compile(r"[A-Za-z0-9_+/-]{1,60}")
@@ -25,7 +25,7 @@ _NAME = re.compile(r"(day|month)_at_(\d\d)(\d\d)_([a-z0-9_]+)")
 
 
 class OffsetChange(NamedTuple):
-    """From a moment on (Unix seconds), how many seconds local time is ahead of UTC."""
+    """How many seconds local time is ahead of UTC, from a moment on (Unix seconds)."""
 
     at_s: int
     offset_s: int
@@ -71,7 +71,7 @@ class Schedule(NamedTuple):
 
 
 def parse_schedule(period: str, time: str, zone: str) -> Schedule:
-    """Return the schedule of ``period``, ``HH:MM`` and a time zone; ``ValueError`` names what is wrong."""
+    """Return the schedule of ``period``, ``HH:MM`` and a time zone; ``ValueError`` says what is invalid."""
     hours, _, minutes = time.partition(":")
     if not (len(minutes) == 2 and (hours + minutes).isdigit() and int(hours) < 24 and int(minutes) < 60):
         raise ValueError(f"time of a calendar window must be 00:00 to 23:59, got {time!r:.20}")
@@ -158,11 +158,11 @@ def _offset_at(changes: Sequence[OffsetChange], now_s: int) -> int:
 def _first_day_of_month(month: int) -> int:
     """Return the first day of a month, counted from 1970; a month is 12 for each year, plus 0 to 11."""
     year, number = divmod(month, 12)
-    year -= number < 2  # years that begin in March end with the leap day
+    year -= number < 2  # if years begin in March, the leap day is the last day
     number = (number + 10) % 12
     return 365 * year + year // 4 - year // 100 + year // 400 + (153 * number + 2) // 5 - 719_468
 
 
 def _month_of_day(day: int) -> int:
-    """Return a month that a day lies in, or one next to it."""
+    """Return the month of a day, or an adjacent month."""
     return (day + 719_468) * 4800 // 146_097 + 2

@@ -11,8 +11,8 @@ local function sliding_entry(key, i, now_us)
   return min(at_us, now_us), tonumber(units) or 0, at_us > now_us
 end
 
--- Skips the entries that have left the window. Returns the units in use, the oldest entry that is left, the numbers of
--- the skipped entries, and whether the oldest one that is left is in the future.
+-- Skips the entries that have left the window. Returns the units in use, the oldest remaining entry, the
+-- numbers of the skipped entries, and whether the oldest remaining entry is in the future.
 local function sliding_skip(key, now_us, window_us, used, head, tail)
   local expired, at_us, units, in_future = {}, 0, 0, false
   while head <= tail do
@@ -47,7 +47,7 @@ local function sliding_append(key, now_us, amount, grain_us, head, tail)
   return tail
 end
 
--- Removes the newest units; returns the newest entry that is left and how many units could not be removed.
+-- Removes the newest units; returns the newest remaining entry and how many units could not be removed.
 local function sliding_remove(key, now_us, left, head, tail)
   while left > 0 and head <= tail do
     local at_us, units = sliding_entry(key, tail, now_us)

@@ -1,9 +1,9 @@
 """Sliding window: no interval as long as the window contains more than ``capacity`` grants.
 
 The state is a log of grants and their times, and each entry costs 12 bytes. Up to a capacity of 257 the log
-is exact. Above, grants in the same 1/256 of the window share an entry that counts from the *last* of them:
-the window never grants too much, and at most 0.4 % too little. A limit that is raised while it runs keeps the
-size of its log (at least 36 entries: at most 2.8 % too little).
+is exact. Above that, grants in the same 1/256 of the window share an entry that counts from the *last* of
+them, so the window never grants too much, and at most 0.4 % too little. A limit that is raised at run time
+keeps the size of its log (at least 36 entries, which grant at most 2.8 % too little).
 
 Lua version: ``sliding_window.lua``, ``sliding_window_lease.lua``, ``sliding_window_settle.lua``.
 """
@@ -83,7 +83,7 @@ class SlidingWindowStrategy(WindowStrategy):
         self.capacity = capacity
         self.window_us = window_us
         self.entries = entries or min(max(capacity, ENTRIES_MIN), ENTRIES_MAX)
-        # a window overlaps at most one cell of the time grid more than its length in grains
+        # a window overlaps at most one more cell of the time grid than its length in grains
         exact = capacity <= self.entries
         self.grain_us = max(grain_us_min, 1 if exact else ceil_div(window_us, self.entries - 1))
         self.codec = LogCodec(self.entries)
@@ -95,8 +95,8 @@ class SlidingWindowStrategy(WindowStrategy):
     def from_config(cls, config: LimitConfig) -> SlidingWindowStrategy:
         """Return the strategy with the numbers of a configuration.
 
-        A worker may use leased units late, within half of the lease. The window is longer by the whole lease,
-        so that it counts them long enough.
+        A worker may use leased units later, within half of the lease. The window is longer by the whole
+        lease, so that it counts those units long enough.
         """
         return cls(config.capacity, to_us(config.window or 0) + cls.lease_us(config))
 
@@ -116,7 +116,7 @@ class SlidingWindowStrategy(WindowStrategy):
         return lua("limits/strategies/sliding_window_lease")
 
     def with_params(self, params: LimitParams) -> SlidingWindowStrategy:
-        """Return the strategy with other parameters; its log keeps the size it has, and no finer grain."""
+        """Return the strategy with other parameters; its log keeps its size and gets no finer grain."""
         return type(self)(params.capacity, params.window_us, self.entries, params.unit)
 
     def step(
@@ -143,7 +143,7 @@ class SlidingWindowStrategy(WindowStrategy):
         return (used + cost, now_us, count + cost, past, log), wait_us
 
     def release(self, state: State, now_us: int, cost: int) -> State:
-        """Remove the newest units from the log: what was taken last is given back."""
+        """Remove the newest units from the log: the units taken last are released first."""
         _, last_us, count, past, _ = state
         used, log = self._live_log(state, now_us)
         left = cost
@@ -157,10 +157,10 @@ class SlidingWindowStrategy(WindowStrategy):
         return (used - cost + left, now_us, count, past, log)
 
     def settle(self, state: State | None, now_us: int, amount: int, age_us: int) -> State | None:
-        """Change the entry of the call, so that its real cost counts from when it was granted.
+        """Change the entry of the call, so that its real cost counts from the time of the grant.
 
-        A credit that is larger than the entry goes on with older ones. A debit of a call whose entry has left
-        the window counts from now on.
+        A credit that is larger than the entry continues with older entries. A debit of a call whose entry has
+        left the window counts from now on.
         """
         if state is None:
             return super().settle(state, now_us, amount, age_us)
@@ -204,9 +204,9 @@ class SlidingWindowStrategy(WindowStrategy):
         return self._live_log(state, now_us)[0]
 
     def outage_share(self, worker_count: int, since_us: int) -> tuple[SlidingWindowStrategy, State]:
-        """Return a window with a part of the capacity, as long as it takes to keep the rate exactly.
+        """Return a window with a part of the capacity, and with the length that keeps the rate exact.
 
-        Its log starts as if it had been used up evenly, so that the share opens gradually.
+        Its log starts as if it had been used up evenly, so that capacity becomes available gradually.
         """
         part = ceil_div(self.capacity, worker_count)
         share = SlidingWindowStrategy(part, ceil_div(self.window_us * part * worker_count, self.capacity))
@@ -217,14 +217,14 @@ class SlidingWindowStrategy(WindowStrategy):
         return LeaseGrant(state, min(ttl_us, self._lease_us_max), now_us)
 
     def return_lease(self, state: State, now_us: int, ended: EndedLease, ttl_us: int) -> State | None:
-        """Remove the newest units in place of those of the lease, which are only slightly older."""
+        """Remove the newest units instead of the lease's units, which are only slightly older."""
         if not 0 <= now_us - ended.lease_id <= min(ttl_us, self._lease_us_max):
             return None
         return self.release(state, now_us, ended.unused)
 
     @property
     def _lease_us_max(self) -> int:
-        """How long after it was added to the log a unit may be used.
+        """The longest time for which a unit may be used after it was added to the log.
 
         The window of a limit with leases is longer than the configured one by at most ``1 / LEASE_DIVISOR``.
         That is twice this time: once for units that are used late, once for entries removed in place of older
@@ -257,7 +257,7 @@ class SlidingWindowStrategy(WindowStrategy):
         return leaves_us
 
     def _entry_offset(self, log: bytes, granted_us: int) -> int:
-        """Return the offset of the newest entry that is not in a later grain of time; -1 if there is none."""
+        """Return the offset of the newest entry that is not in a later time grain; -1 if there is none."""
         offset = len(log) - _ENTRY.size
         while offset >= 0:
             if _ENTRY.unpack_from(log, offset)[0] // self.grain_us <= granted_us // self.grain_us:
@@ -272,7 +272,7 @@ class SlidingWindowStrategy(WindowStrategy):
         return _with_units(log, max(0, self._entry_offset(log, now_us - age_us)), amount)
 
     def _credit_entries(self, log: bytes, granted_us: int, amount: int) -> tuple[bytes, int]:
-        """Return the log after a credit, which is below 0, and how much of it there was to credit."""
+        """Return the log after a credit, which is below 0, and how much of it could be credited."""
         offset, left = self._entry_offset(log, granted_us), -amount
         while left and offset >= 0:
             credited = min(left, _ENTRY.unpack_from(log, offset)[1])

@@ -27,7 +27,7 @@ local function subtract_units(key, entry, left, head)
   return left
 end
 
--- Deletes the newest entries without units; returns the newest one that is left.
+-- Deletes the newest entries without units; returns the newest remaining entry.
 local function drop_empty(key, head, tail)
   while head <= tail do
     local _, units = sliding_entry(key, tail, now_us)

@@ -15,7 +15,7 @@ local function bucket_ledger()
       max(0, capacity - current - before) * unit, max(0, capacity - current) * unit, capacity * unit}
   end
 
-  -- The level at now_us, refilled only as far as there was room in each interval, and the room now.
+  -- The level at now_us, refilled only as far as each interval had room, and the room now.
   local function bucket_refill(level, since_us, now_us, per_us, ends, rooms)
     for i = 1, 3 do
       if since_us < ends[i] then

@@ -1,14 +1,14 @@
 """Token bucket: a rate, and a burst that accumulates while nothing is taken.
 
 With leases, the tokens in the bucket and the leased tokens together never exceed the capacity. A worker may
-use leased tokens some time after they left the bucket. If the bucket refilled to its full capacity meanwhile,
-both together would exceed one burst. So the state of a bucket with leases keeps a *ledger* of leased tokens,
-and the bucket fills only as far as the ledger leaves room.
+use leased tokens some time after they left the bucket. If the bucket had refilled to its full capacity by
+then, both together would exceed one burst. The state of a bucket with leases therefore keeps a *ledger* of
+leased tokens, and the bucket fills only as far as the ledger leaves room.
 
-The ledger forgets by itself, because workers may die: time is divided into slices as long as a lease may be
-used, and the ledger holds what was leased in one slice and in the slice before. A lease is therefore on the
-ledger until no worker can use it any more, and for at most twice that time. The leased bucket is a separate
-class so that plain buckets stay small and fast.
+Entries of the ledger expire by themselves, because workers may die: time is divided into slices of the length
+for which a lease may be used, and the ledger holds what was leased in the current slice and in the slice
+before. A lease therefore stays on the ledger until no worker can use it any more, and for at most twice that
+time. The leased bucket is a separate class so that plain buckets stay small and fast.
 
 Lua version: ``token_bucket.lua``, ``token_bucket_lease.lua``.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class TokenBucketStrategy(BucketStrategy):
-    """At most ``capacity`` tokens, refilled at the rate; the level is what the bucket holds."""
+    """At most ``capacity`` tokens, refilled at the rate; the level is the content of the bucket."""
 
     __slots__ = ()
 
@@ -81,13 +81,13 @@ class TokenBucketStrategy(BucketStrategy):
         """Take ``cost`` tokens if the bucket holds them.
 
         A cost above the capacity, which an override can cause, needs a full bucket and leaves a debt, so that
-        it waits as long as it costs but not forever.
+        its wait corresponds to its cost and is not endless.
         """
         full, per_us, own_unit = self.full, self.per_us, self.unit
         if state is None:
             state = (full, now_us, own_unit, 0, NO_PAST)
         level, last_us, unit, count, past = state
-        if unit is not own_unit and unit != own_unit:  # it nearly always is, on memory://
+        if unit is not own_unit and unit != own_unit:  # nearly always the same object, on memory://
             level = rescale_level(level, unit, own_unit)
         if now_us > last_us:
             level += (now_us - last_us) * per_us
@@ -133,7 +133,7 @@ class TokenBucketStrategy(BucketStrategy):
         return (level // self.unit if level > 0 else 0), -((level - self.full) // self.per_us)
 
     def expires_us(self, state: State) -> int:
-        """Return when the bucket is full again, which means the same as never used."""
+        """Return when the bucket is full again, which is equivalent to never used."""
         if state[0] >= 0:  # without debt, nearly always: stores call this for every grant
             return int(state[1]) + self.ttl_us
         return super().expires_us(state)
@@ -159,7 +159,7 @@ class TokenBucketStrategy(BucketStrategy):
 
 
 class LeaseLedger(NamedTuple):
-    """The leased tokens: those leased in the slice of this number, and in the slice before it."""
+    """The tokens leased in the slice with this number, and in the slice before it."""
 
     slice_number: int
     current: int
@@ -167,9 +167,9 @@ class LeaseLedger(NamedTuple):
 
 
 class LeasedTokenBucketStrategy(TokenBucketStrategy):
-    """At most ``capacity`` tokens, in the bucket and leased together.
+    """At most ``capacity`` tokens in total, in the bucket and leased.
 
-    State: that of a bucket, then the three numbers of the ledger.
+    State: the state of a bucket, then the three numbers of the ledger.
     """
 
     __slots__ = ("slice_us",)
@@ -183,7 +183,7 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         self.params = LimitParams(capacity, per_us, unit, slice_us)
 
     def with_params(self, params: LimitParams) -> LeasedTokenBucketStrategy:
-        """Return the strategy with other parameters; those of a program without leases have no slice."""
+        """Return the strategy with other parameters; a program without leases gives no slice."""
         capacity, per_us, unit, slice_us = params
         return LeasedTokenBucketStrategy(capacity, per_us, unit, slice_us or self.slice_us)
 
@@ -237,7 +237,7 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         return max(0, self.capacity - ledger.current - ledger.before)
 
     def lease_size_max(self, worker_count: int) -> int:
-        """Return the most tokens that one worker may lease: all workers together half of the capacity."""
+        """Return the most tokens that one worker may lease, so that all together lease half the capacity."""
         return self.capacity // (2 * worker_count)
 
     def grant_lease(self, state: State, now_us: int, amount: int, ttl_us: int) -> LeaseGrant:
@@ -250,7 +250,8 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
     def return_lease(self, state: State, now_us: int, ended: EndedLease, ttl_us: int) -> State | None:
         """Remove a lease from the ledger and put its unused tokens into the bucket.
 
-        A lease that is not on the ledger any more has expired: the bucket has been refilled in its place.
+        A lease that is no longer on the ledger has expired: the bucket has already been refilled with its
+        tokens.
         """
         number, current, before = self._ledger_at(LeaseLedger(*state[5:]), now_us)
         if ended.lease_id == number:
@@ -262,13 +263,13 @@ class LeasedTokenBucketStrategy(TokenBucketStrategy):
         else:
             return None
         _, last_us, _, count, past, *_ = state
-        refilled = (self._level(state, now_us), now_us, self.unit)  # by the ledger as it was until now
+        refilled = (self._level(state, now_us), now_us, self.unit)  # with the ledger as it was until now
         traffic = subtract_released(past, count, last_us, now_us, 0)
         without_lease = (*refilled, *traffic, number, current, before)
         return self.release(without_lease, now_us, max(0, ended.unused - (ended.lent - removed)))
 
     def _level(self, state: State, now_us: int) -> int:
-        """Return the level, refilled only as far as there was room at each moment since the last change."""
+        """Return the level, refilled only as far as each moment since the last change had room."""
         level = rescale_level(state[0], state[2], self.unit)
         since_us: int = min(state[1], now_us)
         for ends_us, room in self._room_intervals(LeaseLedger(*state[5:]), now_us):

@@ -1,7 +1,7 @@
--- The most frequent decision of acquire.lua and claims.lua, in front of everything else, because a server pays for each
--- function that a script defines: one key of a token bucket without override, leases, claims, headroom and debt, whose
--- state is in order. All other cases continue below, where the same algorithm is complete (token_bucket.lua), and so does
--- a caller of claims.lua that is refused, because it may leave a claim.
+-- The most frequent decision of acquire.lua and claims.lua, placed before everything else because a server
+-- pays for each function that a script defines: one key of a token bucket without override, leases, claims,
+-- headroom and debt, whose state is valid. All other cases continue below with the complete algorithm
+-- (token_bucket.lua), as does a caller of claims.lua that is refused, because it may leave a claim.
 
 if ARGV[5] == '0' and (#ARGV == 6 or #ARGV == 11 and ARGV[7] == '0') then
   local call, pcall = redis.call, redis.pcall

@@ -1,6 +1,6 @@
-"""What all windows share: their leases, and the pace at which they serve waiting callers.
+"""The common part of all windows: their leases, and the pace at which they serve waiting callers.
 
-Windows that count (``CountedWindowStrategy``) also share how they settle and how workers divide them.
+Windows with a counter (``CountedWindowStrategy``) also share how they settle and how workers divide them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class WindowStrategy(RegisteredStrategy):
     def lease_size_max(self, worker_count: int) -> int:
         """Return the most units that one worker may lease.
 
-        A window does not get the units of a killed worker back before it ends, so a lease is a small fraction
+        A window does not recover the units of a killed worker before it ends, so a lease is a small fraction
         of it.
         """
         return self.capacity // max(2 * worker_count, LEASE_DIVISOR)
 
     def pace_us(self, units: int) -> int:
-        """Return the windows that must end before some units fit, less the first one."""
+        """Return the time of the windows that must end before some units fit, less the first one."""
         return (units - 1) // self.capacity * self.params.window_us

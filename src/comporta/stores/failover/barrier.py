@@ -1,27 +1,28 @@
 """The barrier at which a fleet rejoins after an outage, as pure functions over its state.
 
-Each barrier has an epoch, a number that only grows. A worker knows the epoch that was current when it last
-used the store. After it lost the store, it accepts only a barrier with a higher epoch, because one that it
-already knew is older than its loss. A worker that waits at a barrier and loses the store again does not wait
-there any more: it begins another one. The exception is a barrier whose moment is less than ``LEAD_US`` ahead:
-no worker has rejoined there yet, and no member asks any more, so none would learn of another barrier.
+Each barrier has an epoch, a number that only increases. A worker knows the epoch that was current when it
+last used the store. After losing the store, it accepts only a barrier with a higher epoch, because a barrier
+that it already knew is older than the loss. A worker that loses the store again while it waits at a barrier
+leaves that barrier and begins another one. The exception is a barrier whose moment is less than ``LEAD_US``
+ahead: no worker has rejoined there yet, and members no longer ask, so none would find out about another
+barrier.
 
 The barrier has a moment at which its members rejoin. The moment comes sooner once every expected worker is
-there, in two rounds. In the first, every worker asks. In the second, every worker asks once more and says
-that it knows this barrier: so a request whose reply was lost, or a worker that came and lost the store again,
-does not end the barrier for the others. A worker that never lost the store counts in both rounds as soon as
-it confirms the epoch with a heartbeat.
+there, in two rounds. In the first, every worker asks. In the second, every worker asks once more and states
+that it knows this barrier. A request whose reply was lost, or a worker that came and lost the store again,
+therefore does not end the barrier for the others. A worker that never lost the store counts in both rounds as
+soon as it confirms the epoch with a heartbeat.
 
-Members ask again and again until shortly before the moment. If none has asked for ``INTERRUPTED_US``, they
-have lost the store again, and the next worker that comes begins another barrier, at which they have time to
-come back.
+Members ask repeatedly until shortly before the moment. If none has asked for ``INTERRUPTED_US``, they have
+lost the store again, and the next worker that arrives begins another barrier, which gives them time to
+return.
 
-A barrier is done when a worker that rejoined there says so. Until then its moment alone proves nothing: the
-store may have hung in the meantime, and more workers may have lost it. A worker that asks when the moment has
-just passed is asked to come again; if then no one has said that the barrier is done, another one begins. A
-worker that comes up to ``LATE_US`` later, and has not used the store since, rejoins at once.
+A barrier is done when a worker that rejoined there confirms it. Until then, reaching the moment proves
+nothing: the store may have hung in the meantime, and more workers may have lost it. A worker that asks just
+after the moment is asked to come again; if no worker has confirmed by then that the barrier is done, another
+one begins. A worker that comes up to ``LATE_US`` later, and has not used the store since, rejoins at once.
 
-Lua twin: ``worker_registry.lua``.
+Lua version: ``worker_registry.lua``.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ INTERRUPTED_US = SECOND_US // 4
 """Members have lost the store again if none of them has asked for this long: each asks every 0.1 s."""
 
 GRACE_US = SECOND_US // 10
-"""How long after the moment the first worker that rejoined there has to say so."""
+"""How long after the moment the first worker that rejoined there may take to confirm it."""
 
 LATE_US = SECOND_US // 2
 """How long after the moment a worker that comes late rejoins at once: the others still use the store.
 
-Later, they may have lost it again, and another barrier begins. Those that use the store confirm it soon.
+Later, they may have lost it again, so another barrier begins. Workers that use the store soon confirm it.
 """
 
 BARRIER_TTL_US = 3600 * SECOND_US
@@ -60,12 +61,12 @@ _AGAIN = "+"
 
 
 class RejoinRequest(NamedTuple):
-    """What a worker that lost the store asks for.
+    """The request of a worker that lost the store.
 
     ``used_epoch`` is the epoch that it knew when it last used the store, ``lost_epoch`` the highest that it
-    knew when it lost the store, also while it waited to rejoin, and ``waiting_epoch`` that of the barrier at
-    which it waits. ``worker_count`` is how many workers it knows of, and ``barrier_us`` how long a new
-    barrier lasts if some of them do not come.
+    knew when it lost the store, even while it waited to rejoin, and ``waiting_epoch`` the epoch of the
+    barrier at which it waits. ``worker_count`` is how many workers it knows of, and ``barrier_us`` how long a
+    new barrier lasts if some of them do not come.
     """
 
     member: str
@@ -84,10 +85,10 @@ class RejoinMoment(NamedTuple):
 
 
 class Barrier(NamedTuple):
-    """The state of a barrier; without any, its epoch is 0.
+    """The state of a barrier; the epoch is 0 if there is none.
 
     ``asked_us`` is when a member last asked. ``members`` are the workers that came, and whether each has come
-    again since all are there.
+    again since all are present.
     """
 
     epoch: int = 0
@@ -117,7 +118,7 @@ class Barrier(NamedTuple):
         """Return the barrier with a worker that lost the store, or a new one, and when the worker rejoins."""
         past_us, used_epoch = now_us - self.moment_us, request.used_epoch
         if self.is_done and 0 <= past_us < LATE_US and self.epoch > used_epoch != UNKNOWN_EPOCH:
-            return self, RejoinMoment(self.epoch, 0)  # the others have rejoined: it is the last
+            return self, RejoinMoment(self.epoch, 0)  # the others have rejoined: this one is the last
         if self.is_running and 0 <= past_us < GRACE_US:
             return self, RejoinMoment(self.epoch, LEAD_US + GRACE_US // 2)  # it asks again before it rejoins
         barrier = self
@@ -137,7 +138,7 @@ class Barrier(NamedTuple):
     def _is_open_for(self, request: RejoinRequest, now_us: int) -> bool:
         """Whether a worker can rejoin at this barrier."""
         left_us = self.moment_us - now_us
-        last_asked_us = min(now_us, self.moment_us - LEAD_US)  # no worker needs to ask later than that
+        last_asked_us = min(now_us, self.moment_us - LEAD_US)  # no worker needs to ask after that
         if not self.is_running or left_us <= 0 or last_asked_us - self.asked_us > INTERRUPTED_US:
             return False
         if self.epoch > request.lost_epoch:
@@ -153,7 +154,7 @@ class Barrier(NamedTuple):
         return self._with_member(member, now_us, is_waiting=True, uses_store=True)
 
     def _with_member(self, member: str, now_us: int, *, is_waiting: bool, uses_store: bool) -> Barrier:
-        """Return the barrier with a worker, and with an earlier moment if all have come again."""
+        """Return the barrier with a worker added, and with an earlier moment if all have come again."""
         members, expected, moment_us = dict(self.members), self.expected, self.moment_us
         if member in members or len(members) < _MEMBERS_MAX:
             came_again = uses_store or (is_waiting and len(members.keys() | {member}) >= expected)

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class GuardedStore(FailoverControl, Protocol):
-    """What a bound limit uses of the failover store beyond the switch itself."""
+    """What a bound limit uses of the failover store in addition to the switch itself."""
 
     is_healthy: bool
 
@@ -38,7 +38,7 @@ class FailoverBoundLimit(LocalBoundLimit):
 
     @property
     def algorithm(self) -> Any:
-        """The algorithm in force, or the last known one during an outage."""
+        """The algorithm in effect, or the last known one during an outage."""
         if self._store.local_share is None:
             try:
                 return self._primary_bound().algorithm
@@ -47,7 +47,7 @@ class FailoverBoundLimit(LocalBoundLimit):
         return self.cached_algorithm
 
     async def algorithm_async(self) -> Any:
-        """Return the algorithm in force, or the last known one, without blocking the event loop."""
+        """Return the algorithm in effect, or the last known one, without blocking the event loop."""
         if self._store.local_share is None:
             try:
                 return await self._primary_bound().algorithm_async()
@@ -57,7 +57,7 @@ class FailoverBoundLimit(LocalBoundLimit):
 
     @property
     def cached_algorithm(self) -> Any:
-        """The algorithm in force as this process last saw it."""
+        """The algorithm in effect as this process last saw it."""
         return self._binding.algorithm if self.engine_limit is None else self.engine_limit.cached_algorithm
 
     def acquire(self, key: Any, cost: int) -> int:
@@ -79,7 +79,7 @@ class FailoverBoundLimit(LocalBoundLimit):
         return await self._store.apply_async(self._operation(key, cost))
 
     def fast_path(self, step_of: StepOf[R]) -> Callable[[Any, int], R]:
-        """Return the engine's fast path; it raises ``WouldBlock`` where the store has to fail over."""
+        """Return the engine's fast path; it raises ``WouldBlock`` if the store has to fail over."""
         store = self._store
         engine_decide: Callable[[Any, int], R] | None = None
 
@@ -92,7 +92,7 @@ class FailoverBoundLimit(LocalBoundLimit):
                     engine_decide = self._primary_bound().fast_path(step_of)
                 return engine_decide(key, cost)
             except ENGINE_ERRORS as error:
-                raise WouldBlock from error  # the flow meets the same error, and fails over
+                raise WouldBlock from error  # the flow gets the same error, and fails over
 
         return decide
 

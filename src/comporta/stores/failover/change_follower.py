@@ -1,11 +1,11 @@
-"""What one worker knows of the changes in a store, and who it passes them on to.
+"""What one worker knows about changes in a store, and to whom it passes them on.
 
-A store that keeps a change log (``changes.py``) says what changed since this worker's version: then only
-those records are read, and subscribers learn which of their copies are outdated. All records are read every
-``FULL_READ_SECONDS`` too, because a person may write a key by hand, and a record may expire. On a store
-without a log all of them are read at every heartbeat. Many records are read in one call.
+A store that keeps a change log (``changes.py``) reports what changed since this worker's version. The
+follower reads only those records, and notifies subscribers whose copies are outdated. It also reads all
+records every ``FULL_READ_SECONDS``, because a person may write a key by hand, and a record may expire. On a
+store without a log it reads all of them at every heartbeat. Many records are read in one call.
 
-This module knows no thread and no limits. The heartbeat calls it from its own thread.
+This module does not depend on threads or limits. The heartbeat calls it from its own thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FULL_READ_SECONDS = 5.0
 """How often everything is read, whatever the change log says."""
 
 RECORDS_MAX = 256
-"""How many records are read at once, at most; the others follow at the next beat or poll."""
+"""The most records that are read at once; the others are read at the next heartbeat or poll."""
 
 _FULL_READ_NS = round(FULL_READ_SECONDS * 1e9)
 
@@ -47,9 +47,9 @@ class ChangeFollower:
             self._due[name] = None
 
     def pass_on(self, changes: Changes, asked_ns: int, subscribers: Iterable[HeartbeatSubscriber]) -> None:
-        """Note which records are due, and tell subscribers; ``asked_ns`` is when the log was asked.
+        """Record which records are due, and notify subscribers; ``asked_ns`` is when the log was read.
 
-        When everything is due nothing is confirmed to subscribers, so that they read again too.
+        If all records are due, nothing is confirmed to subscribers, so that they read again, too.
         """
         self.version = changes.version
         names = changes.names
@@ -74,13 +74,13 @@ class ChangeFollower:
         return is_unchanged and asked_ns - self._full_read_ns < _FULL_READ_NS
 
     def mark_all_due(self) -> None:
-        """Read all records next."""
+        """Mark all records to be read next."""
         self._due.update(dict.fromkeys(list(self._listeners)))
 
     def read_due(self, primary: Store) -> None:
         """Read the records that are due, up to ``RECORDS_MAX``, and call their listeners.
 
-        A key that is not a record is skipped: no operator's override is there.
+        A key that is not a record is skipped, because it holds no override of an operator.
         """
         if not self._due:
             return
@@ -96,7 +96,7 @@ class ChangeFollower:
                         callback(reply)
 
     def _take_due(self, name: str) -> tuple[str, str, list[OverrideListener]] | None:
-        """Return a record that is due and its listeners; ``None``, and follow it no more, if all are gone."""
+        """Return a due record and its listeners; if all are gone, return ``None`` and stop following it."""
         with self._lock:
             self._due.pop(name, None)
             space, key, listeners = self._listeners[name]

@@ -1,6 +1,6 @@
-"""What the heartbeat and bound limits use of a failover store, and how raw engine errors are read.
+"""What the heartbeat and bound limits use of a failover store, and the translation of engine errors.
 
-``FailoverStore`` implements :class:`FailoverControl`; its parts depend on this module and not on it.
+``FailoverStore`` implements :class:`FailoverControl`; its parts depend on this module, not on that class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from comporta.stores.base import Store
 from comporta.stores.failover.local_share import LocalShare
 
 ENGINE_ERRORS: Final = (StateError, OSError)
-"""What an engine raises when it cannot be used. ``TimeoutError`` is an ``OSError``."""
+"""The errors that an engine raises when it cannot be used. ``TimeoutError`` is an ``OSError``."""
 
 
 def as_state_error(error: StateError | OSError, address: str) -> StateError:
@@ -29,7 +29,7 @@ class FailoverControl(Protocol):
     """The switch between a shared engine and this worker's local share."""
 
     address: str
-    """What the state is called in events, log lines and metrics."""
+    """The name of the state in events, log lines and metrics."""
 
     local_share: LocalShare | None
     """The local share during an outage; ``None`` while the engine is in use."""
@@ -44,8 +44,8 @@ class FailoverControl(Protocol):
     def fail_over(self, error: StateError | OSError, *, store_wide: bool = False) -> LocalShare:
         """Handle an error of the engine and return the local share that answers instead.
 
-        Raises the error if the engine denies this worker before it ever answered. ``store_wide``: a missing
-        permission concerns all keys, not one.
+        Raises the error if the engine denies this worker before it ever answered. ``store_wide`` is true if a
+        missing permission concerns all keys, not just one.
         """
 
     def record_denial(self, error: StateError) -> None:

@@ -1,14 +1,14 @@
 """The heartbeat: one background thread for each shared store in use.
 
-While the store is reachable the thread registers this worker every 0.9 s. The reply says how many workers
-there are and what changed in the store since the last one (``change_follower.py``), so that only changed
-overrides are read. Every 0.2 s it applies the operations of subscribers (a breaker's local view, for
-example), and asks for changes while a subscriber follows them closely, unless a caller's operation carried
-that question (``log_reads.py``): a second command in one packet costs a server a tenth of one that comes
-alone. During an outage it probes the store and rejoins (``recovery.py``).
+While the store is reachable, the thread registers this worker every 0.9 s. The reply says how many workers
+there are and what has changed in the store since the last reply (``change_follower.py``), so that only
+changed overrides are read. Every 0.2 s it applies the operations of subscribers (a breaker's local view, for
+example), and reads the change log while a subscriber follows changes closely, unless a caller's operation
+carried that read (``log_reads.py``): a second command in one packet costs a server a tenth of a separate one.
+During an outage it probes the store and rejoins (``recovery.py``).
 
 The heartbeat is a thread, not a task, so that the same code serves programs with and without an event loop.
-It knows no limits and no breakers, only operations.
+It does not know limits and breakers, only operations.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HeartbeatOwner(FailoverControl, Protocol):
 
 
 class Heartbeat:
-    """The thread's work and what it knows. It holds its store by a weak reference only.
+    """The thread's work and state. It holds only a weak reference to its store.
 
     ``poll_seconds`` is how often it asks subscribers for operations, and for changes that they follow.
     """
@@ -81,11 +81,11 @@ class Heartbeat:
 
     @property
     def worker_count(self) -> WorkerCount:
-        """How many workers share the state, as far as this one knows."""
+        """How many workers share the state, as far as this worker knows."""
         return self.registration.worker_count
 
     def start(self) -> bool:
-        """Start the thread in this process unless it runs; false if no thread can be started."""
+        """Start the thread in this process unless it is running; false if no thread can be started."""
         run = self._run
         if run is None or not run.is_alive():
             with self._lock:
@@ -102,7 +102,7 @@ class Heartbeat:
             self._run = None
 
     def notify_outage(self) -> None:
-        """Probe the store now: an outage begins."""
+        """Probe the store now, because an outage has begun."""
         self.recovery.begin_outage()
         self.poll_soon()
 
@@ -146,14 +146,14 @@ class Heartbeat:
                 self._start_thread(self._run.worker)
 
     def after_fork(self) -> None:
-        """Forget the parent's thread and identity; the child gets its own on first use."""
+        """Drop the parent's thread and identity; the child gets its own on first use."""
         self._run = None
         self.recovery.after_fork()
         self._follower.after_fork()
         fork_safety.reinit_lock(self._lock)
 
     def run_once(self, store: HeartbeatOwner, run: HeartbeatRun) -> float | None:
-        """Do what is due; returns the seconds until the next call, or ``None`` to end the thread."""
+        """Do what is due; return the seconds until the next call, or ``None`` to end the thread."""
         if run.stop_requested:
             if run.leaves_registry:
                 self.recovery.report_at_exit(store, run.worker)
@@ -174,7 +174,7 @@ class Heartbeat:
         return pause
 
     def _divide_share(self, store: HeartbeatOwner, local_share: LocalShare) -> None:
-        """Divide by the workers of this machine that are in fallback if they are more than this one knew."""
+        """Divide by this machine's workers in fallback if there are more than this worker knew."""
         count = self.machine_workers.join()
         if local_share.divide_by(count):
             text = f"{count} workers of this machine are in fallback: 1/{count} of each limit for this worker"
@@ -212,7 +212,7 @@ class Heartbeat:
     def _read_changes(
         self, store: HeartbeatOwner, subscribers: Sequence[HeartbeatSubscriber], worker: Worker | None = None
     ) -> bool:
-        """Learn what changed, and register ``worker``; false if the store keeps no usable change log."""
+        """Read what changed, and register ``worker``; false if the store keeps no usable change log."""
         primary = store.primary
         if not primary.keeps_changes:
             return False
@@ -230,9 +230,9 @@ class Heartbeat:
         return True
 
     def poll(self, store: HeartbeatOwner, *, is_beat: bool) -> bool:
-        """Apply the operations of all subscribers that have one; returns whether to poll again soon.
+        """Apply the operations of all subscribers that have one; return whether to poll again soon.
 
-        Asks for changes first if a subscriber follows them closely, unless a heartbeat or a caller has just
+        Reads the change log first if a subscriber follows it closely, unless a heartbeat or a caller has just
         done so.
         """
         primary, subscribers = store.primary, self._live_subscribers()

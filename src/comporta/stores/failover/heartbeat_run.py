@@ -1,4 +1,4 @@
-"""One run of the heartbeat's thread: who it registers, and how it waits."""
+"""One run of the heartbeat's thread: which worker it registers, and how it waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from comporta.threads import BackgroundThread
 
 
 class HeartbeatRun(BackgroundThread):
-    """One run of the thread: the identity it registers, and whether it removes that when it stops."""
+    """One run of the thread: the identity that it registers, and whether it removes it when it stops."""
 
     __slots__ = ("_clock", "leaves_registry", "worker")
 

@@ -22,7 +22,7 @@ FALLBACK_KEYS_MAX = 100_000
 class LocalShare:
     """One outage: what is known about it, and this worker's local state.
 
-    ``rejects_all``: the server denied this worker before it ever answered, so every operation raises.
+    ``rejects_all`` is true if the server denied this worker before any reply, so that every operation raises.
     """
 
     __slots__ = ("cause", "full_outage", "outage", "rejects_all", "store")
@@ -48,9 +48,9 @@ class LocalShare:
             return self.store.apply(refusal or fallback)
 
     def divide_by(self, worker_count: int) -> bool:
-        """Divide by more workers from now on; false if there are no more than this one knew.
+        """Divide by more workers from now on; false if there are no more than before.
 
-        The count never falls during an outage. What was granted before is reported as before.
+        The count never falls during an outage. Earlier grants are reported as before.
         """
         outage = self.outage
         if worker_count <= outage.worker_count:
@@ -62,11 +62,11 @@ class LocalShare:
         return True
 
     def freeze(self) -> None:
-        """Grant nothing more: what is granted after the last report would be unknown to the store."""
+        """Stop granting, because the store would not know what is granted after the last report."""
         self.outage = self.outage._replace(is_ending=True)
 
     def thaw(self) -> None:
-        """Grant again: the outage goes on after all."""
+        """Grant again, because the outage continues after all."""
         self.outage = self.outage._replace(is_ending=False)
 
     def unavailable_error(self) -> StateUnavailableError:

@@ -1,8 +1,8 @@
 """Reads of the change log that travel with the operations of callers, so that a busy worker need not poll.
 
 While a subscriber of the heartbeat follows changes closely, the log must be read every 0.2 s. A decision that
-is made anyway can carry that read. If it finds no change, as nearly all do, the copies of subscribers are
-confirmed at once; otherwise the heartbeat reads what changed.
+calls the store anyway can carry that read. If the read finds no change, as is nearly always the case, the
+copies of subscribers are confirmed at once; otherwise the heartbeat reads the changed records.
 
 This module sends nothing and starts no thread.
 """
@@ -36,7 +36,8 @@ class LogRead(NamedTuple):
 class LogReads:
     """When the log was last read, and the next read for a caller to carry.
 
-    ``is_wanted``: a subscriber follows changes closely. ``polled_ns``: when the heartbeat itself last asked.
+    ``is_wanted`` is true if a subscriber follows changes closely. ``polled_ns`` is when the heartbeat itself
+    last read the log.
     """
 
     __slots__ = (
@@ -67,7 +68,7 @@ class LogReads:
         return LogRead(ReadChanges(self._follower.version), now_ns)
 
     def handle(self, read: LogRead, reply: Any) -> None:
-        """Confirm to subscribers that nothing changed, or wake the heartbeat to read what did."""
+        """Confirm to subscribers that nothing changed, or wake the heartbeat to read the changes."""
         if isinstance(reply, StateError):
             return  # the heartbeat asks itself, and handles the error
         if self._follower.is_current(reply.changes, read.asked_ns):
@@ -78,14 +79,14 @@ class LogReads:
             self._poll_soon()
 
     def confirm_recent(self, poll_seconds: float) -> bool:
-        """Whether the log was read recently; if so, confirm to subscribers once more what that found."""
+        """Whether the log was read recently; if so, confirm the result to subscribers once more."""
         is_recent = self._seconds_left(poll_seconds) > _MARGIN_SECONDS
         if is_recent:
             self._confirm(self._read_ns)
         return is_recent
 
     def poll_pause(self, poll_seconds: float) -> float:
-        """Return the seconds until the next poll, at which the last read is too old."""
+        """Return the seconds until the last read is too old, which is when the next poll is due."""
         left = self._seconds_left(poll_seconds)
         return left if left > _MARGIN_SECONDS else poll_seconds
 

@@ -1,18 +1,25 @@
 """How many workers of this user on this machine are in fallback for one state.
 
-Workers that start during an outage cannot learn from the store how many they are. So each worker in fallback
-keeps a lock file, in one directory per user under ``/dev/shm`` where that exists, and counts the locked files
-of its state. The kernel unlocks the file of a process that has ended, however it ended, so nothing has to be
-refreshed and a process that is stopped still counts. A worker that finds an unlocked file removes it.
+Workers that start during an outage cannot learn from the store how many there are. Each worker in fallback
+therefore keeps a lock file, in one directory per user under ``/dev/shm`` where that exists, and counts the
+locked files of its state. The kernel unlocks the file of a process that has ended, however it ended, so
+nothing has to be refreshed, and a suspended process still counts. A worker that finds an unlocked file
+removes it.
 
-Containers with a ``/dev/shm`` of their own and other users count separately. A directory that cannot be used
-(full, read-only, another user's) counts nothing, and the worker goes on with the count that it knows.
+Containers with a ``/dev/shm`` of their own and other users count separately. If the directory cannot be used
+(full, read-only, another user's), nothing is counted, and the worker continues with the count that it knows.
 
+<<<<<<< HEAD
 The alternative was one common share of the machine in a ``shared://`` table. But a full or damaged table
 would be a second outage within the first, and the process that reports for all might die before or after it
 reported.
+=======
+The alternative would be one common share of the machine in a ``shared://`` table. But a full or damaged table
+would be a second outage within the first, and the process that reports for all might die before or after
+doing so.
+>>>>>>> prose-srcA
 
-This module knows no limits and does not know when an outage begins or ends.
+This module does not know limits, nor when an outage begins or ends.
 """
 
 from __future__ import annotations
@@ -37,9 +44,9 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class MachineWorkers:
-    """The workers of this machine that are in fallback for one state, and the place of this one among them.
+    """The workers of this machine that are in fallback for one state, and this worker's file among theirs.
 
-    A forked child calls :meth:`after_fork` before it joins as a worker of its own.
+    A forked child calls :meth:`after_fork` before it joins as a separate worker.
     """
 
     def __init__(self, address: str) -> None:
@@ -48,11 +55,11 @@ class MachineWorkers:
         self._lock = Lock()
 
     def __del__(self) -> None:
-        """Leave: a store that is no longer referenced is no worker."""
+        """Leave the list: a store that is no longer referenced does not count as a worker."""
         self.leave()
 
     def join(self) -> int:
-        """List this worker unless it is listed, and return how many there are; 0 if that cannot be known."""
+        """List this worker unless it is listed, and return the number of workers; 0 if it is unknown."""
         try:
             with self._lock:
                 directory = _open_directory()
@@ -73,7 +80,7 @@ class MachineWorkers:
                 os.close(own_file.fd)
 
     def after_fork(self) -> None:
-        """Forget the file of the parent, which holds its lock for as long as the parent has it open."""
+        """Drop the file of the parent, which stays locked for as long as the parent has it open."""
         fork_safety.reinit_lock(self._lock)
         own_file, self._own_file = self._own_file, None
         if own_file is not None:
@@ -86,7 +93,7 @@ class MachineWorkers:
             own_file = self._own_file = None
         prefix = f"{address_digest(self._address)}-"
         if own_file is None:
-            _count_locked(directory, "")  # removes what killed workers left, also those of other states
+            _count_locked(directory, "")  # removes files that killed workers left, also of other states
             self._own_file = _create_locked(directory, prefix)
         return _count_locked(directory, prefix)
 
@@ -99,7 +106,7 @@ class _LockedFile(NamedTuple):
 
 
 MACHINE_WORKERS: PerProcess[Callable[[str], MachineWorkers]] = PerProcess(lambda: MachineWorkers)
-"""What makes the list for a state. A simulation may have another one."""
+"""The factory of the list for a state. A simulation may use another one."""
 
 
 def _directory_path() -> str:
@@ -122,7 +129,7 @@ def _open_directory() -> int:
 def _create_locked(directory: int, prefix: str) -> _LockedFile | None:
     """Return a new locked file; ``None`` if it cannot be locked.
 
-    Another worker may find the file before it is locked, and remove it: then the next one.
+    Another worker may find the file before it is locked and remove it; another file is then created.
     """
     for _ in range(_TRIES_MAX):
         name = prefix + RUNTIME.random_bytes(8).hex()

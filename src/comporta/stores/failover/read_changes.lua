@@ -1,5 +1,5 @@
--- Reads the change log. Twin of read_changes.py and changes.py. Where the call also registers a worker, read_changes.py
--- puts the text of that operation above this text, as the function `operation`.
+-- Reads the change log. Lua version of read_changes.py and changes.py. Where the call also registers a
+-- worker, read_changes.py puts the text of that operation above this text, as the function `operation`.
 --
 -- KEYS  the last: the change log (see stores/changes.lua); before it the keys of the operation
 -- ARGV  1: now in µs, or 0 for the server's clock; the last: the version that the worker knows; before it the arguments

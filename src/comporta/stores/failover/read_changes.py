@@ -1,6 +1,6 @@
 """Reading the change log (``changes.py``) as an operation, alone or in one call with a heartbeat.
 
-Lua twin: ``read_changes.lua``.
+Lua version: ``read_changes.lua``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ReplyAndChanges(NamedTuple, Generic[R]):
 class ReadChanges(Operation[ReplyAndChanges[R]], Generic[R]):
     """Return what changed since ``version``, and apply another operation in the same call.
 
-    The other operation must not be one that is sent in batches or notes changes.
+    The other operation must be neither one that is sent in batches nor one that records changes.
     """
 
     __slots__ = ("operation", "script", "version")
@@ -38,7 +38,7 @@ class ReadChanges(Operation[ReplyAndChanges[R]], Generic[R]):
 
     @property
     def state_keys(self) -> list[StateKey]:
-        """Those of the operation, and the log."""
+        """The states of the operation, and the log."""
         return [*(self.operation.state_keys if self.operation else ()), CHANGES_STATE_KEY]
 
     def step(

@@ -4,24 +4,24 @@ Probes are spread by jitter, so that a fleet does not reconnect all at once. Whe
 the worker rejoins together with all other workers that lost the store, at one moment (``barrier.py``): a
 worker that took tokens from a bucket to which others have not yet reported would get those tokens twice.
 Shortly before that moment it reports what it granted from its local share, and grants nothing more until it
-has rejoined. It reports no sooner, because all workers must report at the same time: the store refills a
-bucket at the rate of the whole limit, and the share of one worker only at a part of that. What a worker had
-reported sooner would be there again when the fleet rejoins. Only a share of many keys is reported sooner too,
-so that little is left for the last report.
+has rejoined. It does not report sooner, because all workers must report at the same time: the store refills a
+bucket at the rate of the whole limit, but a worker's share refills only at a part of that rate. Tokens that a
+worker reported sooner would be refilled by the time the fleet rejoins. Only a share with many keys is also
+reported sooner, so that little remains for the last report.
 
-There is one exception. If the first probe finds the store in order right away, the fault was probably this
-worker's own (a lost reply, a stalled machine): the others use the whole limit in the meantime, and its share
-would come on top. But after a hang as short as a deadline, the workers that called last find the store in
-order too, while the others use their shares until they probe again. So the worker looks for others that
-rejoin, for ``_LOOK_OUT_NS``, and grants nothing until then, because it does not know which of both is the
-case: workers that rejoined at once exceeded the limit by up to 105 tokens in 400 simulated hangs (16 workers,
-500/s). If it finds none it rejoins alone. Its calls that the same fault has hit fail in that time too, and
-begin no second outage.
+There is one exception. If the very first probe succeeds, the fault was probably this worker's own (a lost
+reply, a stalled machine): the others use the whole limit in the meantime, and this worker's share would be
+granted in addition. But after a hang as short as a deadline, the probes of the workers that called last
+succeed, too, while the others use their shares until they probe again. The worker cannot distinguish the two
+cases, so it looks for other rejoining workers for ``_LOOK_OUT_NS`` and grants nothing until then: workers
+that rejoined at once exceeded the limit by up to 105 tokens in 400 simulated hangs (16 workers, 500/s). If it
+finds none, it rejoins alone. Calls that the same fault has affected also fail during that time, and do not
+begin a second outage.
 
-Workers that made no call during a short outage have not noticed it and use the whole limit. Those that have
-noticed it wait for them only briefly (``_SHORT_BARRIER_US``), for the same reason.
+Workers that made no call during a short outage have not noticed it and use the whole limit. For the same
+reason, workers that have noticed it wait for them only briefly (``_SHORT_BARRIER_US``).
 
-This module knows no limits and no breakers, only operations. The heartbeat's thread runs it.
+This module does not know limits and breakers, only operations. The heartbeat's thread runs it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _PROBE_CALLS = 2
 """How many calls in a row must be answered in time before the store counts as reachable."""
 
 _BARRIER_PATIENCE_NS = 700_000_000
-"""How long no call is answered before a worker that waits at the barrier has lost the store again."""
+"""A worker that waits at the barrier has lost the store again if no call is answered for this long."""
 
 _BARRIER_RETRY_NS = 60_000_000
-"""How long at least from one call to the next then: a connection that is refused fails at once."""
+"""The minimum time between two such calls, because a refused connection fails at once."""
 
 _BARRIER_POLL_NS = 100_000_000
 _FREEZE_NS = 60_000_000
@@ -71,12 +71,12 @@ _LAST_REPORT_KEYS_MAX = 1000
 
 _BRIEF_OUTAGE_NS = 50_000_000
 _LOOK_OUT_NS = 200_000_000
-"""How long a worker looks for others: most that lost the store with it probe again by then."""
+"""How long a worker looks for others: most workers that lost the store with it probe again by then."""
 
 _LOOK_OUT_POLL_NS = 50_000_000
 _SHORT_OUTAGE_NS = 300_000_000
 _SHORT_BARRIER_US = 500_000
-"""How long a barrier lasts that begins after a short outage: all that noticed it probe again by then."""
+"""How long a barrier lasts after a short outage: all workers that noticed the outage probe again by then."""
 
 _STABLE_NS = 10_000_000_000
 
@@ -105,18 +105,18 @@ class Recovery:
     def begin_outage(self) -> None:
         """Choose how soon to probe, and whether the fault may be this worker's own."""
         now_ns = self._clock.now_ns()
-        was_stable = now_ns - self._outage_ns > _STABLE_NS  # a store that flaps is probed less and less often
+        was_stable = now_ns - self._outage_ns > _STABLE_NS  # an unstable store is probed less and less often
         self._probe_pause = PROBE_SECONDS_MIN if was_stable else min(PROBE_SECONDS_MAX, 2 * self._probe_pause)
         self._outage_ns = now_ns
         self._was_stable = self._maybe_own_fault = was_stable
         self._lost_epoch = self._used_epoch = self._registration.epoch
 
     def after_fork(self) -> None:
-        """Forget the reports of the parent, which sends them itself."""
+        """Drop the reports of the parent, which sends them itself."""
         self._reports.clear()
 
     def probe(self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun) -> float:
-        """Check whether the store is reachable again, and if so rejoin; returns the pause before the next."""
+        """Rejoin if the store is reachable again; return the pause before the next probe."""
         self._reporter = run.worker.member
         self._probe_pause = min(PROBE_SECONDS_MAX, 2 * self._probe_pause)
         maybe_own_fault, self._maybe_own_fault = self._maybe_own_fault, False
@@ -156,7 +156,7 @@ class Recovery:
     def _rejoin(
         self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun, *, maybe_own_fault: bool
     ) -> bool:
-        """Return to a store that is reachable; false if asked to stop, an error if it is not reachable."""
+        """Rejoin a reachable store; false if asked to stop; raise an error if it is unreachable."""
         store.primary.probe()
         for _ in range(_PROBE_CALLS):
             pulse = self._registration.record_probe(store, run.worker)
@@ -176,7 +176,7 @@ class Recovery:
     def _look_for_others(
         self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun, pulse: Pulse | None
     ) -> Pulse | None:
-        """Wait for others that lost the store too, and grant nothing meanwhile; returns the last pulse."""
+        """Wait for others that also lost the store, granting nothing meanwhile; return the last pulse."""
         if not store.was_reached or self._registration.worker_count.observed <= 1:
             return pulse  # no others used the store together with this one
         local_share.freeze()
@@ -199,7 +199,7 @@ class Recovery:
     def _pass_barrier(
         self, store: FailoverControl, local_share: LocalShare, run: HeartbeatRun, barrier_us: int
     ) -> bool:
-        """Wait for the moment at which all rejoin, and report once more before it; false if asked to stop."""
+        """Report once more, then wait for the moment at which all rejoin; false if asked to stop."""
         wait = _BarrierWait(self._clock, run, local_share)
         moment_ns = self._clock.now_ns() + 1000 * barrier_us  # if the key of the barrier cannot be used
         epoch = UNKNOWN_EPOCH
@@ -246,13 +246,13 @@ class Recovery:
             primary.apply_many(operations[start : start + primary.batch_size])
 
     def _report_grants(self, primary: Store, local_share: LocalShare) -> None:
-        """Report what was granted; what the store has not acknowledged before goes first."""
+        """Report what was granted, beginning with what the store has not acknowledged before."""
         self._reports.send(primary)
         self.collect_reports(local_share)
         self._reports.send(primary)
 
     def _apply_recovery_operations(self, local_share: LocalShare) -> None:
-        """Write what subscribers know, and the store may have lost, into the local share for its reports."""
+        """Write what the store may have lost, but subscribers know, into the local share for its reports."""
         for subscriber in self._subscribers():
             operation = subscriber.recovery_operation()
             if operation is not None:
@@ -260,21 +260,21 @@ class Recovery:
                     local_share.apply(operation)
 
     def _is_brief_outage(self, store: FailoverControl) -> bool:
-        """Whether no other worker can have failed over too: the outage just began, or this worker did."""
+        """Whether no other worker can have failed over: the outage, or this worker, has just started."""
         return not store.was_reached or self._clock.now_ns() - self._outage_ns < _BRIEF_OUTAGE_NS
 
     def _is_fleet_rejoining(self, pulse: Pulse | None) -> bool:
-        """Whether other workers lost the store too, and rejoin or have rejoined without this one."""
+        """Whether other workers also lost the store, and are rejoining or have rejoined without this one."""
         if pulse is None:
             return False
         return pulse.is_rejoining or UNKNOWN_EPOCH < self._lost_epoch < pulse.epoch
 
 
 class _BarrierWait:
-    """Repeats the calls of a worker that waits at the barrier, for as long as it may not have lost the store.
+    """Repeats the calls of a worker that waits at the barrier, until it may have lost the store.
 
-    The others cannot rejoin sooner than ``LEAD_US`` after the last call that was answered. Shortly before
-    that the worker stops granting, because from then on the others may use the whole limit.
+    The others cannot rejoin sooner than ``LEAD_US`` after the last answered call. Shortly before that time
+    the worker stops granting, because the others may then use the whole limit.
     """
 
     def __init__(self, clock: Clock, run: HeartbeatRun, local_share: LocalShare) -> None:

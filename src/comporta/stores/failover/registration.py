@@ -1,7 +1,7 @@
-"""This worker's place in the registry of live workers, and what the registry says about the others.
+"""This worker's entry in the registry of live workers, and what the registry says about the others.
 
-A registry that cannot be used (its key holds something else, or the store is full) stops no one: an event
-says so, and the worker goes on with the last worker count it knows.
+A registry that cannot be used (its key holds something else, or the store is full) stops no worker: an event
+reports it, and the worker continues with the last worker count that it knows.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Registration:
         return RecordHeartbeat(worker, self.epoch)
 
     def record_heartbeat(self, store: FailoverControl, worker: Worker) -> None:
-        """Record that the worker is alive and uses the store; learn the worker count and the epoch."""
+        """Record that the worker is alive and uses the store; update the worker count and the epoch."""
         pulse = self.apply(store, self.heartbeat(worker))
         if pulse is not None:
             self.record_pulse(store, worker, pulse)
 
     def record_pulse(self, store: FailoverControl, worker: Worker, pulse: Pulse) -> None:
-        """Learn from the reply to a heartbeat.
+        """Update the worker count and the epoch from the reply to a heartbeat.
 
-        Workers that rejoin wait for the others to confirm the new epoch, so this one does it at once.
+        Rejoining workers wait for the others to confirm the new epoch, so this worker confirms it at once.
         """
         self.worker_count.record(pulse.worker_count)
         if pulse.epoch > self.epoch:
@@ -66,7 +66,7 @@ class Registration:
                 self._beat(store, worker, self.epoch)
 
     def record_probe(self, store: FailoverControl, worker: Worker) -> Pulse | None:
-        """Record that the worker is alive and does not use the store yet; ``None`` if that is impossible."""
+        """Record that the worker is alive but does not use the store yet; ``None`` if that is impossible."""
         return self._beat(store, worker, UNKNOWN_EPOCH)
 
     def apply(self, store: FailoverControl, operation: Operation[R]) -> R | None:
@@ -92,7 +92,7 @@ class Registration:
 
 
 def leave_registry(store: FailoverControl, worker: Worker) -> None:
-    """Remove a worker from the registry, also during an outage: the last probe may have listed it.
+    """Remove a worker from the registry, even during an outage: the last probe may have listed it.
 
     The record comes first, so that the others never take a worker that left for one that stopped responding.
     """

@@ -1,10 +1,10 @@
 """Reports of what this worker granted without the store, kept until the store has acknowledged them.
 
 A report carries the worker's token and a number, so that the store applies it once, however often it is sent:
-a report whose reply was lost is sent again. Reports outlive the outage they come from. If the store fails
-again before it acknowledges them, they are sent after the next outage, or with the next heartbeat.
+a report whose reply was lost is sent again. Reports outlive the outage in which they were made. If the store
+fails again before it acknowledges them, they are sent after the next outage, or with the next heartbeat.
 
-The heartbeat's thread alone uses this module.
+Only the heartbeat's thread uses this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from comporta.stores.base import Operation, Store
 from comporta.stores.failover.local_share import LocalShare
 
 REPORTS_MAX = 200_000
-"""How many reports wait at most, twice the keys of a share; the store never learns of the oldest beyond."""
+"""The most pending reports, twice the keys of a share; beyond that the oldest are dropped."""
 
 
 class ReportQueue:
@@ -27,7 +27,7 @@ class ReportQueue:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return how many reports wait."""
+        """Return how many reports are pending."""
         return len(self._pending)
 
     def collect(self, local_share: LocalShare, reporter: str) -> None:

@@ -1,17 +1,17 @@
 """A shared engine with failover: while it is unreachable, this worker decides from its share of every limit.
 
 A :class:`FailoverStore` stands in front of a shared engine. While the engine answers, it adds nothing. When
-the engine fails, the caller that notices has waited for the deadline; from then on operations go to this
-worker's memory (``local_share.py``), in the form they take there: a limit is divided by the number of
-workers. The heartbeat (``heartbeat.py``) probes the engine; when it is reachable again the worker reports
-what it granted and the fleet rejoins. Each switch is an event, a log line and a metric.
+the engine fails, the first caller waits until its deadline; later operations are applied in this worker's
+memory (``local_share.py``), in their fallback form: a limit is divided by the number of workers. The
+heartbeat (``heartbeat.py``) probes the engine; when it is reachable again the worker reports what it granted
+and the fleet rejoins. Each switch is an event, a log line and a metric.
 
-A call that may have taken effect is never sent again: it counts as spent, and the reply is a local one.
+A call that may have taken effect is never sent again: it counts as spent, and the local share replies.
 
 Some errors concern one key only: its value is of another type, the table is full, or this user may not use
-it. Only that key is decided from the local share, and its value stays as it is. A server that denies this
-worker raises at the start; later it is an outage like others, but one in which ``fallback="open"`` grants
-nothing extra.
+it. Only that key is decided from the local share, and its value is not changed. If a server denies this
+worker at the start, callers get the error; later it is an outage like others, except that ``fallback="open"``
+grants nothing extra.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ REPORTED_KEYS_MAX = 1000
 class FailoverStore(Store):
     """A shared engine, and this worker's share of its limits while it is unreachable.
 
-    ``open_primary`` opens the engine on first use. ``engine`` says what the engine can do before it is open.
-    ``is_healthy`` is for the hot path: the engine is open, the heartbeat runs, and there is no outage.
+    ``open_primary`` opens the engine on first use. ``engine`` describes what the engine can do before it is
+    open. ``is_healthy`` is for the hot path: the engine is open, the heartbeat runs, and there is no outage.
     """
 
     has_heartbeat = True
@@ -86,7 +86,7 @@ class FailoverStore(Store):
 
     @property
     def worker_count(self) -> int:
-        """How many workers share this state, as far as this one knows."""
+        """How many workers share this state, as far as this worker knows."""
         return self.heartbeat.worker_count.value
 
     @property
@@ -145,9 +145,10 @@ class FailoverStore(Store):
         return share.apply(operation)
 
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Carry out several operations on the engine; returns for each its reply, or the error of its key.
+        """Carry out several operations on the engine; return the reply to each, or the error of its key.
 
-        It is for operations that make sense only where all workers see them: during an outage it raises.
+        Use it for operations that make sense only where all workers see them: during an outage it raises an
+        error.
         """
         if not self.is_healthy:
             self._ensure_heartbeat()
@@ -198,8 +199,8 @@ class FailoverStore(Store):
     def fail_over(self, error: StateError | OSError, *, store_wide: bool = False) -> LocalShare:
         """Handle an error of the engine and return the local share that answers instead.
 
-        Raises the error if the engine denies this worker before it ever answered. ``store_wide``: a missing
-        permission concerns all keys, not one.
+        Raises the error if the engine denies this worker before it ever answered. ``store_wide`` is true if a
+        missing permission concerns all keys, not just one.
         """
         error.__traceback__ = None  # it would keep the caller's objects in memory during the whole outage
         error = as_state_error(error, self.address)
@@ -225,8 +226,8 @@ class FailoverStore(Store):
         """Handle a server that denies this worker during an outage.
 
         The share is replaced by an empty one in which ``fallback="open"`` grants nothing extra. If the server
-        never answered before, the share raises the error from now on: it is a mistake in the configuration,
-        and the first caller only gave up before the server could say so.
+        never answered before, the share raises the error from now on: the configuration is wrong, and the
+        first caller only gave up before the server could say so.
         """
         with self._lock:
             previous = self.local_share
@@ -263,7 +264,7 @@ class FailoverStore(Store):
             self._primary.close_connections()
 
     async def aclose(self) -> None:
-        """Remove this worker from the registry and close the engine's connections, also the event loop's."""
+        """Remove this worker from the registry and close all connections of the engine."""
         import asyncio  # noqa: PLC0415 - see clock.py
 
         running_loop()
@@ -273,7 +274,7 @@ class FailoverStore(Store):
             await self._primary.aclose()
 
     def after_fork(self) -> None:
-        """Become a worker of its own in a forked child, with a new share if there is an outage."""
+        """Become a separate worker in a forked child, with a new share if there is an outage."""
         fork_safety.reinit_lock(self._lock)
         self.is_healthy = False
         self._unusable_keys_share = None  # the parent reports what it granted
@@ -301,7 +302,7 @@ class FailoverStore(Store):
         return reply
 
     def _first_reply(self, read: LogRead, replies: Sequence[Any]) -> Any:
-        """Return or raise the reply to a caller's operation, after handling that to the read it carried."""
+        """Return or raise the reply to a caller's operation, after handling the reply to the log read."""
         reply, log_reply = replies
         self.heartbeat.log_reads.handle(read, log_reply)
         if isinstance(reply, StateError):
@@ -321,7 +322,7 @@ class FailoverStore(Store):
         return self.primary
 
     def _workers_in_fallback(self) -> int:
-        """List this worker among those of its machine, and return by how many to divide a limit."""
+        """List this worker among its machine's workers, and return by how many to divide a limit."""
         return max(self.worker_count, self.heartbeat.machine_workers.join())
 
     def _new_local_share(self, error: StateError, worker_count: int) -> LocalShare:

@@ -1,4 +1,4 @@
-"""How many workers share a state, as one of them knows it when an outage begins.
+"""How many workers share a state, as known to one of them when an outage begins.
 
 It gets its counts from replies and reads no registry itself (``worker_registry.py``).
 """
@@ -13,9 +13,9 @@ from comporta.stores.failover.worker_registry import DEAD_SECONDS
 class WorkerCount:
     """The highest worker count of the last few seconds.
 
-    A count that falls is believed only after ``DEAD_SECONDS``, and never during an outage: a registry that
-    was just lost, or a clock that jumped, makes the fleet look small, and a share that is too large exceeds
-    the limit.
+    A lower count is accepted only after ``DEAD_SECONDS``, and never during an outage: a registry that was
+    just lost, or a clock that jumped, makes the fleet look small, and a share that is too large exceeds the
+    limit.
     """
 
     def __init__(self, address: str) -> None:
@@ -29,18 +29,18 @@ class WorkerCount:
 
     @property
     def value(self) -> int:
-        """How many workers there are as far as this process can know; at least 1."""
+        """The number of workers as far as this process knows; at least 1."""
         if self._remembered is None:
             self._remembered = self._files.load(self._address)
         return max(self._configured, self._remembered, self._peak, self._previous_peak)
 
     @property
     def observed(self) -> int:
-        """The highest count of the last few seconds; before the first reply what ``value`` says."""
+        """The highest count of the last few seconds; before the first reply, ``value``."""
         return max(self._peak, self._previous_peak) or self.value
 
     def record(self, count: int) -> None:
-        """Take a count that came with a reply; 0 means that the store does not know it."""
+        """Record a count from a reply; 0 means that the store does not know it."""
         if not count:
             return
         self._latest = count
@@ -48,7 +48,7 @@ class WorkerCount:
             self._peak = count
 
     def expire(self) -> None:
-        """Forget counts older than a worker can be silent; called only while the store is reachable."""
+        """Drop counts older than a worker may be silent; called only while the store is reachable."""
         now_ns = MONOTONIC.now_ns()
         if now_ns - self._window_start_ns >= DEAD_SECONDS * 1e9:
             self._window_start_ns = now_ns

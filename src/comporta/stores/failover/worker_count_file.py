@@ -18,7 +18,7 @@ WORKER_COUNT_MAX = 1_000_000
 
 
 def configured_worker_count() -> int:
-    """Return the lowest worker count that the environment allows; 1 if it says nothing."""
+    """Return the lowest worker count that the environment allows; 1 if it sets none."""
     text = os.environ.get(WORKERS_VARIABLE)
     if text:
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= WORKER_COUNT_MAX):
@@ -60,7 +60,7 @@ def save_worker_count(address: str, workers: int) -> None:
 
 
 class WorkerCountFiles:
-    """The worker counts that are saved on this machine. A simulation has simulated files."""
+    """The worker counts that are saved on this machine. A simulation replaces the files."""
 
     load = staticmethod(load_worker_count)
     save = staticmethod(save_worker_count)
@@ -70,7 +70,7 @@ WORKER_COUNT_FILES = PerProcess(WorkerCountFiles)
 
 
 def machine_directory() -> str:
-    """Return the directory for what the workers of one machine leave for each other."""
+    """Return the directory for files that the workers of one machine share."""
     import tempfile  # noqa: PLC0415 - with pathlib a tenth of the time that importing comporta takes
 
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()  # noqa: S108
@@ -88,5 +88,5 @@ def _path(address: str) -> str:
 
 
 def _parse_count(text: str) -> int:
-    """Return a worker count; 1 if the text is not one."""
+    """Return a worker count; 1 if the text is not a valid count."""
     return min(int(text), WORKER_COUNT_MAX) if text.isascii() and text.isdigit() and int(text) else 1

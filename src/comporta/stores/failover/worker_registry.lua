@@ -1,4 +1,5 @@
--- Updates the registry of live workers and the barrier at which they rejoin. Twin of worker_registry.py and barrier.py.
+-- Updates the registry of live workers and the barrier at which they rejoin. Lua version of
+-- worker_registry.py and barrier.py.
 --
 -- KEYS  1: the registry, a sorted set: each worker by the time of its last heartbeat in µs; not for rejoin
 --       the last, for beat and rejoin: the barrier, a hash: epoch, moment (µs), done (1 or 0), expected, present and
@@ -9,9 +10,10 @@
 --       for beat, 5: the epoch that the worker confirms, or -1; 6: how many µs ahead the moment is once all are members
 --       for rejoin, 4: how many µs a new barrier lasts; 5: the epoch that the worker knew when it lost the store, or
 --       -1; 6: as for beat; 7: how many workers it knows of; 8: for how many ms a barrier is remembered;
---       9: after how many µs in which no member asked it was interrupted; 10: how many µs after the moment a worker is
---       asked to come again; 11: how many µs after the moment one that comes late rejoins at once; 12: the epoch that the
---       worker knew when it last used the store, or -1; 13: the epoch of the barrier at which it waits, or -1
+--       9: after how many µs without a member's request it counts as interrupted; 10: how many µs after the
+--       moment a worker is asked to come again; 11: how many µs after the moment one that comes late rejoins
+--       at once; 12: the epoch that the worker knew when it last used the store, or -1; 13: the epoch of the
+--       barrier at which it waits, or -1
 -- reply {live workers, epoch, 1 if its barrier is running} for beat; {live workers} for leave;
 --       {worker, age in µs, ...} for list; {epoch, µs left} for rejoin
 
@@ -53,7 +55,7 @@ if command == 'rejoin' then
   local running = epoch > 0 and not done
   local past_us = now_us - moment
   if done and past_us >= 0 and past_us < late_us and used_epoch ~= -1 and epoch > used_epoch then
-    return {epoch, 0} -- the others have rejoined: it is the last
+    return {epoch, 0} -- the others have rejoined: this one is the last
   end
   if running and past_us >= 0 and past_us < grace_us then
     return {epoch, lead_us + math.floor(grace_us / 2)} -- it asks again before it rejoins

@@ -1,11 +1,11 @@
 """The registry of live workers, as operations: register, remove, list, and rejoin after an outage.
 
 Every process that uses a shared state records a heartbeat in the registry every 0.9 s. A worker that was
-silent for ``DEAD_SECONDS`` counts as dead; one that exits normally removes itself. The number of workers
-decides what share of a limit each may use during an outage: a count that is too high costs throughput, one
-that is too low exceeds the limit.
+silent for ``DEAD_SECONDS`` counts as dead; a worker that exits normally removes itself. The number of workers
+determines what share of a limit each may use during an outage: a count that is too high costs throughput, and
+a count that is too low exceeds the limit.
 
-This module knows no threads and no stores. Lua twin: ``worker_registry.lua``.
+This module does not depend on threads or stores. Lua version: ``worker_registry.lua``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ REGISTRY_KEY = "comporta_workers"
 """The key of the registry: on a server a sorted set of workers, by the time of their last heartbeat."""
 
 DEPARTURES = "comporta_departures"
-"""The space of records about workers that are gone, by their ``member``: ``LEFT`` by the worker itself, and
-then what the fleet status made of it."""
+"""The space of records about workers that have ended, by their ``member``: the worker itself writes ``LEFT``,
+and the fleet status then replaces it."""
 
 DEPARTURE_TTL_SECONDS = 300.0
 LEFT = b"left"
@@ -49,7 +49,7 @@ REJOIN_SECONDS = 0.6
 """How long the barrier waits for workers that do not come, in addition to the time for connecting."""
 
 HEARTBEAT_SECONDS = 0.9
-"""How often a worker registers and learns what changed: an override is known to all within 1 s."""
+"""How often a worker registers and reads changes, so that all workers know an override within 1 s."""
 
 DEAD_SECONDS = 3.0
 _DEAD_US = to_us(DEAD_SECONDS)
@@ -57,7 +57,7 @@ _DEAD_US = to_us(DEAD_SECONDS)
 _ENTRY = Struct("<IIQQ")
 
 BARRIER = StateKey(REJOIN_SPACE, REGISTRY_KEY, RECORD)
-"""The barrier; by its name it is in the registry's slot of a cluster."""
+"""The barrier; its name puts it into the registry's slot of a cluster."""
 
 WORKERS_MAX = VALUE_BYTES_MAX // _ENTRY.size
 """How many workers a local engine lists and counts; a server has no such limit."""
@@ -114,7 +114,7 @@ class _RegistryOperation(Operation[R]):
 
     @property
     def worker(self) -> Worker:
-        """The worker that it is about."""
+        """The worker that the operation concerns."""
         return cast(Worker, self._worker)
 
     def script_args(self) -> list[int | str | bytes]:
@@ -219,7 +219,7 @@ class ListWorkers(_RegistryOperation[list[LiveWorker]]):
 class ScheduleRejoin(_RegistryOperation[RejoinMoment]):
     """Join the barrier at which the fleet rejoins, or begin one; returns its epoch and the time left.
 
-    A worker repeats it until the moment has come: all learn so that no one else is missing.
+    A worker repeats it until the moment has come, which shows that no other worker is missing.
     """
 
     __slots__ = ("_request",)
@@ -254,7 +254,7 @@ class ScheduleRejoin(_RegistryOperation[RejoinMoment]):
 
 
 def _parse_live_worker(text: bytes, age_us: int) -> LiveWorker | None:
-    """Read an entry of the registry; ``None`` if it is not a worker's."""
+    """Parse an entry of the registry; ``None`` if it is not a worker."""
     try:
         return LiveWorker(Worker.parse(text.decode("utf-8", "replace")), age_us / 1e6)
     except ValueError:

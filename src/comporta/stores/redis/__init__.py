@@ -1,8 +1,8 @@
-"""The engines behind ``redis://`` and its relatives: state shared by a fleet through Redis or Valkey.
+"""The engines behind ``redis://`` and related schemes: state shared by a fleet on Redis or Valkey.
 
 - ``store``: ``RedisStore``, one server.
 - ``cluster``, ``cluster_slots``, ``cluster_hop``: ``ClusterStore``, the nodes of a cluster, which node owns
-  which key, and the form in which a node gets an operation.
+  which key, and the form in which a node receives an operation.
 - ``override_copies``: the overrides that decisions carry to keys that are spread over a cluster.
 - ``sentinel``: routes to a server: directly, or to the primary that sentinels name.
 - ``pool``: the connections of blocking callers.

@@ -1,13 +1,13 @@
-"""The awaiting side of the Redis store: the operations of one tick of an event loop are sent together.
+"""The async side of the Redis store: the operations of one tick of an event loop are sent together.
 
 Each event loop has one pipeline with one connection. A coroutine enqueues its operation and waits. At the end
 of the tick the pipeline sends the whole batch in one write, most of it joined into one script call, and
 delivers the replies. While one batch is in flight the next one fills up, so batches grow with the load and no
 operation waits for a timer. Replies are exact: the server decides every one of them.
 
-If a caller is cancelled after its operation was sent, the pipeline gives back what the caller was granted.
+If a caller is cancelled after its operation was sent, the pipeline releases what the caller was granted.
 
-This module opens no connections itself and knows no URL.
+This module opens no connections itself and does not know URLs.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _LoopPipeline:
         return future
 
     def undo_cancelled(self, operation: Operation[Any], future: asyncio.Future[Any]) -> None:
-        """Undo what was granted to a caller that was cancelled after the reply came and before it resumed."""
+        """Undo a grant to a caller that was cancelled between the arrival of the reply and its resumption."""
         if not future.cancelled() and future.exception() is None:
             self._undo(operation, future.result())
 
@@ -162,7 +162,7 @@ class _LoopPipeline:
             await self._drop_connection()
 
     async def _send_batches(self) -> None:
-        """Send batch after batch until the queue is empty. If one fails, all queued ones fail with it."""
+        """Send batches until the queue is empty. If one fails, all queued batches fail with it."""
         try:
             while self._batches:
                 error = await self._send(self._next_batch())
@@ -186,7 +186,7 @@ class _LoopPipeline:
         return batch
 
     async def _send(self, batch: _Batch) -> StateError | None:
-        """Send one batch and deliver its replies; returns the error if the whole batch failed."""
+        """Send one batch and deliver its replies; return the error if the whole batch failed."""
         calls = script_calls([operation for operation, _ in batch], uses_hash_tags=self._store.uses_hash_tags)
         self._sent = False
         try:
@@ -204,10 +204,10 @@ class _LoopPipeline:
         return None
 
     async def _exchange_in_time(self, calls: list[ScriptCall]) -> list[Any]:
-        """Exchange within the deadline, which begins when it is the turn of this batch.
+        """Exchange within the deadline, which begins when this batch is sent.
 
-        Before that the callers waited for the batch before theirs, which the server answered (if it had not,
-        they would have failed with it), or for an event loop that was blocked.
+        Until then, the callers waited for the previous batch, which the server answered (otherwise they would
+        have failed with it), or for a blocked event loop.
         """
         due = self.loop.time() + self._store.deadline.seconds + self._connect_allowance()
         async with asyncio.timeout(None) as bound:
@@ -220,7 +220,7 @@ class _LoopPipeline:
     def _connect_allowance(self) -> float:
         """Return how much longer an exchange may take because this loop has to connect; see ``pool.py``.
 
-        After an outage only the heartbeat was answered, and every loop connects again.
+        After an outage the server has answered only the heartbeat, and every loop connects again.
         """
         used_ns = self._used_ns
         answered_ns = max(used_ns, self._store.deadline.answered_ns) if used_ns else 0
@@ -282,7 +282,7 @@ class _LoopPipeline:
     async def _ready_connection(self) -> AsyncRedisConnection:
         """Return the connection, checked if it was idle, or a new one.
 
-        A task of its own connects. It continues if the batch that waits for it gives up.
+        A separate task connects. It continues if the batch that waits for it gives up.
         """
         connection = self._connection
         was_idle = MONOTONIC.now_ns() - self._used_ns > CHECK_IDLE_AFTER_NS
@@ -297,7 +297,7 @@ class _LoopPipeline:
             try:
                 await asyncio.shield(self._connect_task)
             except StateError:
-                if not is_older:  # the failure of an older attempt says nothing about the server of now
+                if not is_older:  # the failure of an older attempt says nothing about the current server
                     raise
             connection = self._connection
         return connection
@@ -320,8 +320,8 @@ class _LoopPipeline:
 def _end_exchange(loop: asyncio.AbstractEventLoop, due: float, bound: asyncio.Timeout) -> None:
     """End an exchange at its deadline.
 
-    If this timer itself is late, the event loop was blocked and the reply may already be in the socket: then
-    the exchange gets ``GRACE_SECONDS`` more to read it.
+    If this timer itself is late, the event loop was blocked and the reply may already be in the socket. The
+    exchange then gets ``GRACE_SECONDS`` more to read it.
     """
     now = loop.time()
     bound.reschedule(now + GRACE_SECONDS if now - due > _LATE_SECONDS else now)
@@ -339,7 +339,7 @@ async def _is_stale(connection: AsyncRedisConnection) -> bool:
 
 
 async def _read_call(connection: AsyncRedisConnection, call: ScriptCall) -> Any:
-    """Read the reply to a call, and before it the one to ASKING, so that the next call gets its own reply."""
+    """Read the reply to a call after any reply to ASKING, so that the next call gets its own reply."""
     asking_reply = await _read_reply(connection) if call.script.asking else None
     reply = await _read_reply(connection)
     return asking_reply if isinstance(asking_reply, ResponseError) else reply

@@ -1,11 +1,11 @@
 """State shared by a fleet through a cluster: ``redis+cluster://``, ``rediss+cluster://``, ``valkey+cluster://``.
 
 A cluster is one store per node; this module routes each operation to the node that owns its keys. A node that
-does not own them redirects the call, without any effect, and the call goes to the right node within the same
-deadline. The slot map is updated by redirects and from each node on connecting.
+does not own the keys redirects the call without any effect, and the call is sent to the right node within the
+same deadline. Redirects update the slot map, as does each connection to a node.
 
-How slots are computed is in ``cluster_slots.py``, and how decisions on spread keys follow overrides in
-``override_copies.py``.
+``cluster_slots.py`` computes slots, and ``override_copies.py`` makes decisions on spread keys follow
+overrides.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ClusterStore(Store):
         self._override_copies = OverrideCopies()
         self._nodes: dict[HostPort, ClusterNode] = {}
         self._creation_lock = Lock()
-        self.node(hosts_url.hosts[0])  # so that a missing package or a wrong timeout raises now
+        self.node(hosts_url.hosts[0])  # so that a missing package or an invalid timeout raises now
         self.endpoint = Endpoint(self.url)
         fork_safety.register(self)
 
@@ -114,7 +114,7 @@ class ClusterStore(Store):
             node.close_connections()
 
     async def aclose(self) -> None:
-        """Close all connections, those of the running event loop included."""
+        """Close all connections, including those of the running event loop."""
         for node in list(self._nodes.values()):
             await node.aclose()
 
@@ -152,7 +152,7 @@ class ClusterStore(Store):
             self._override_copies.store(key_text(operation.space, operation.key), reply, began_ns)
 
     def _override_flow(self, limit_name: str) -> Flow[bytes | None]:
-        """Return the override record of a limit, from the copy unless that is too old."""
+        """Return the override record of a limit, from the copy unless it is too old."""
         name, began_ns = key_text(OVERRIDE_SPACE, limit_name), MONOTONIC.now_ns()
         copy = self._override_copies.usable(name, began_ns)
         if copy is not None:
@@ -187,7 +187,7 @@ class ClusterStore(Store):
         )
 
     def _next_hop_flow(self, hop: Hop, error: ClusterRedirectError, slot: int) -> Flow[Hop]:
-        """Return the next hop; if a node has only some of the keys, send the states alone, or send later."""
+        """Return the next hop; if a node has only some of the keys, send only the states, or send later."""
         if error.target is not None:
             if error.code == "MOVED":
                 self.slot_map.set_owner(slot, error.target)
@@ -199,7 +199,7 @@ class ClusterStore(Store):
         return hop._replace(host_port=owner, asking=False, states_only=True)
 
     def _entries_flow(self, space: str) -> Flow[dict[str, bytes]]:
-        """Scan the keys of every node, and read each record with a call of its own: slots differ."""
+        """Scan the keys of every node, and read each record in a separate call, because slots differ."""
         records: dict[str, bytes] = {}
         for host_port in self.slot_map.owners():
             cursor = b"0"
@@ -278,7 +278,7 @@ class ClusterNode(RedisStore):
         )
 
     def probe_command(self) -> bytes:
-        """Return a command that uses no key: most keys are on other nodes."""
+        """Return a command without a key, because most keys are on other nodes."""
         return _PROBE_COMMAND
 
     def translate_call_error(self, error: Exception, call: ScriptCall) -> StateError:

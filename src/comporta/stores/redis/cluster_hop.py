@@ -1,4 +1,4 @@
-"""One hop of an operation through a cluster: the node it goes to, and the form in which that node gets it."""
+"""One hop of an operation through a cluster: the target node, and the form in which it is sent there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ R = TypeVar("R")
 class Hop(NamedTuple):
     """The next node for an operation, and what the operation carries for it.
 
-    ``override`` is the override record to decide by, if the operation's key is spread. ``asking`` and
-    ``states_only`` are those of a script, for a slot that is being moved.
+    ``override`` is the override record to use if the operation's key is spread. ``asking`` and
+    ``states_only`` are the attributes of a script, for a slot that is being moved.
     """
 
     host_port: HostPort
@@ -53,12 +53,12 @@ class RewrittenOperation(Operation[R]):
 
     @property
     def state_keys(self) -> Sequence[StateKey]:
-        """Those of the operation itself."""
+        """The state keys of the operation itself."""
         return self._operation.state_keys
 
     @property
     def reply_size(self) -> int:
-        """That of the operation itself."""
+        """The reply size of the operation itself."""
         return self._operation.reply_size
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], R]:
@@ -66,15 +66,15 @@ class RewrittenOperation(Operation[R]):
         return self._operation.step(states, now_us)
 
     def script_keys(self) -> Sequence[str]:
-        """Return those of the operation itself."""
+        """Return what the operation itself returns."""
         return self._operation.script_keys()
 
     def script_args(self) -> Sequence[int | str | bytes]:
-        """Return those of the operation itself."""
+        """Return what the operation itself returns."""
         return self._operation.script_args()
 
     def undo(self, reply: Any) -> Operation[Any] | None:
-        """Return what gives back what the operation granted, under the same override."""
+        """Return the operation that releases what this one granted, under the same override."""
         undo, override = self._operation.undo(reply), self.script.override
         return undo if undo is None or override is None else RewrittenOperation(undo, override=override)
 

@@ -1,15 +1,15 @@
 """Hash slots of a cluster: which slot a key is in, and which node owns a slot.
 
 All keys of one script call must be in one of 16,384 slots. The server puts keys with the same hash tag (the
-text in braces) into the same slot, so the first part of a name, up to a colon or a dot, becomes the tag: what
-has the same first part shares a slot.
+text in braces) into the same slot, so the first part of a name, up to a colon or a dot, becomes the tag:
+names with the same first part share a slot.
 
 The keys of a limit are an exception: there may be very many, and a decision is about one of them. They are
-spread over the slots, each with its whole name as its tag, unless the name of the limit has a dot, by which
-limits of a group ask to be together. The override record of the limit has one slot, so a decision on such a
-key gets a copy of it (``override_copies.py``).
+spread over the slots, each with its whole name as its tag, unless the name of the limit has a dot, which
+keeps the limits of a group together. The override record of the limit has one slot, so a decision on a spread
+key carries a copy of it (``override_copies.py``).
 
-Where a key is follows from its name alone, so that all programs agree. Pure: no connection, no clock.
+The slot of a key depends only on its name, so that all programs agree. Pure: no connection, no clock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FOLLOWING_SPACES = (OVERRIDE_SPACE, "rate_limiter_reports")
 
 _SPREAD = re.compile(rf"(?s){SPREAD_SPACE}:([^:]+):.+")
 _DERIVED_NAME = re.compile(r"(?:\A|\.)[A-Za-z_]+-[0-9.e-]+-[0-9]+\Z")
-"""A name, or the end of a name, that a limiter derives from its numbers: its dots do not count."""
+"""A name, or the end of a name, that a limiter derives from its numbers; its dots are ignored."""
 
 _TAG = re.compile(r"(?s).[^:.]*")
 _TAGGED = re.compile(r"(?s)\{(.[^:.]*?)\}(?=[:.]|\Z)(.*)\Z")
@@ -59,7 +59,7 @@ def strip_hash_tag(rest: str) -> str:
 
 
 def spread_tag(operation: Operation[Any]) -> str | None:
-    """Return the hash tag of the spread key that an operation is about; ``None`` if there is none."""
+    """Return the hash tag of the spread key that an operation concerns; ``None`` if there is none."""
     for name in operation.script_keys():
         if _is_spread(name):
             return name[len(SPREAD_SPACE) + 1 :]
@@ -81,7 +81,7 @@ def _tagged_name(name: str, spread: str | None) -> str:
 
 
 def _is_spread(name: str) -> bool:
-    """Whether a name is that of a key of a limit whose keys are spread."""
+    """Whether a name is a key of a limit whose keys are spread."""
     parts = _SPREAD.match(name)
     return parts is not None and "." not in _DERIVED_NAME.sub("", parts[1])
 
@@ -110,7 +110,7 @@ def _key_slot(name: str) -> int:
 
 
 class SlotMap:
-    """Which node owns which slot, as far as this process knows; a node redirects calls for others' slots.
+    """Which node owns which slot, as far as this process knows; nodes redirect calls for other slots.
 
     Every update is one assignment, so threads need no lock.
     """
@@ -133,7 +133,7 @@ class SlotMap:
         return list(dict.fromkeys([*self._seeds, *self._owners.values()]))
 
     def set_owner(self, slot: int, node: HostPort) -> None:
-        """Set the owner of a slot, as another node named it. Calls of one tick all bring the same answer."""
+        """Set the owner of a slot that another node named. All calls of one tick bring the same answer."""
         if self._owners.get(slot) != node and len(set(self._owners.values())) < NODES_MAX:
             self._owners = {**self._owners, slot: node}
 
@@ -147,7 +147,7 @@ class SlotMap:
         self._owners = owners
 
     def mark_unreachable(self, slot: int, node: HostPort) -> None:
-        """Forget all slots of a node that cannot be reached: other nodes know their new owners."""
+        """Drop all slots of an unreachable node, because other nodes know their new owners."""
         self._rotation += 1
         if self._owners.get(slot) != node:
             return  # another caller of the same tick has already done so

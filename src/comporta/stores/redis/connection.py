@@ -1,6 +1,6 @@
 """Blocking connections to a server: redis-py's, with a deadline for a whole exchange.
 
-redis-py limits the wait for each piece of a reply, so a server that sends one byte at a time could hold a
+redis-py limits the wait for each piece of a reply, so a server that sends one byte at a time could block a
 caller indefinitely. Here one deadline covers the whole exchange, and one covers connecting (except for the
 name lookup, which belongs to the operating system and runs in a background thread).
 
@@ -25,7 +25,7 @@ HostPort = tuple[str, int]
 
 
 class RedisConnection(Protocol):
-    """The used part of redis-py's untyped connections, and what this module adds to them."""
+    """The methods of redis-py's untyped connections in use, and what this module adds to them."""
 
     def connect(self) -> None: ...
 
@@ -44,13 +44,13 @@ class RedisConnection(Protocol):
 class DeadlineSocket:
     """A socket on which everything between two calls of ``set_deadline`` ends by one deadline.
 
-    A thread that the machine kept from running, or that waited for the interpreter's lock, may find that its
-    deadline has passed while the reply is there, or that the server had no time to reply. So a deadline that
-    passes is extended by what the thread lost, up to ``_EXTENDED_MAX`` times its length, and once by a
-    millisecond in any case.
+    A thread that the machine did not run, or that waited for the interpreter's lock, may find that its
+    deadline has passed although the reply has arrived, or that the server had no time to reply. A deadline
+    that passes is therefore extended by the time that the thread lost, up to ``_EXTENDED_MAX`` times its
+    length, and once by a millisecond in any case.
 
-    It changes the system's timeout only where the value differs: that costs ten times as much as reading the
-    clock, and most replies arrive within a millisecond.
+    The socket changes the system's timeout only if the value differs: a change costs ten times as much as
+    reading the clock, and most replies arrive within a millisecond.
     """
 
     def __init__(self, inner: Any, began_ns: int, seconds: float) -> None:
@@ -112,7 +112,7 @@ class DeadlineSocket:
                 self._extend()
 
     def _extend(self) -> None:
-        """Extend the deadline, which has passed; raises ``TimeoutError`` if this thread lost no time."""
+        """Extend a deadline that has passed; raise ``TimeoutError`` if this thread lost no time."""
         elapsed = (self._now_ns() - self._began_ns) / 1e9
         lost = max(self._lost, elapsed - self._seconds)
         if self._is_extended and (lost < _PUNCTUAL_SECONDS or elapsed > self._seconds_max):

@@ -1,8 +1,8 @@
-"""Awaiting connections to a server: redis-py's, with name lookups on daemon threads.
+"""Async connections to a server: redis-py's, with name lookups on daemon threads.
 
-An event loop resolves names on its thread pool and waits for that pool when it closes: a resolver that hangs
-would keep the whole program from ending. So this module resolves names on threads that no one waits for. It
-sends no commands of its own.
+An event loop resolves names on its thread pool and waits for that pool when it closes: a hanging resolver
+would keep the whole program from exiting. This module therefore resolves names on daemon threads, which
+nothing waits for. It sends no commands of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADDRESSES_MAX = 4
 
 
 class AsyncRedisConnection(Protocol):
-    """The used part of redis-py's untyped connections."""
+    """The methods of redis-py's untyped connections in use."""
 
     @property
     def is_connected(self) -> bool: ...

@@ -1,9 +1,9 @@
-"""The deadline of calls to one server: the configured one, or a longer one for a server that is far away.
+"""The deadline of calls to one server: the configured one, or a longer one for a distant server.
 
-A deadline just above the usual round trip would be missed again and again, and each time the worker would
-begin an outage although the server answers every call. So the deadline is at least ``FACTOR`` times the usual
+A deadline just above the usual round trip would be missed repeatedly, and each time the worker would begin an
+outage although the server answers every call. The deadline is therefore at least ``FACTOR`` times the usual
 round trip of this server, within bounds. A server that suddenly hangs has answered quickly before, so its
-callers wait for the configured time only.
+callers wait only for the configured time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ _DECAY_BITS = 3
 
 
 class AdaptiveDeadline:
-    """The deadline in seconds, and the round trips from which it follows.
+    """The deadline in seconds, and the round trips from which it is derived.
 
-    ``answered_ns`` is when the server last answered a blocking caller, the heartbeat among them; 0: never.
+    ``answered_ns`` is when the server last answered a blocking caller, including the heartbeat; 0 means
+    never.
 
-    Threads update it without a lock: an update that is lost is made up for by the next one.
+    Threads update it without a lock: the next update makes up for a lost one.
     """
 
     __slots__ = ("_seconds_max", "_seconds_min", "_usual_ns", "answered_ns", "seconds")

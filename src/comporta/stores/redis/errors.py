@@ -1,8 +1,8 @@
 """Translation of errors of the server, the network and redis-py into ``StateError`` subclasses.
 
 The text of an error matters as much as its class: older servers answer inside a script with a bare error, and
-redis-py removes the error code where it has a class for it. No message contains a password. Pure: this module
-opens no connection.
+redis-py removes the error code if it has a class for the error. No message contains a password. Pure: this
+module opens no connection.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def translate_error(error: Exception, address: str, keys: str = "") -> StateErro
 
 
 def translate_connect_error(error: Exception, address: str) -> StateError:
-    """Return the ``StateError`` for an error while connecting; a new object for each caller that waited."""
+    """Return the ``StateError`` for an error while connecting, as a new object for each waiting caller."""
     if isinstance(error, StateError):
         return type(error)(*error.args)
     return _unavailable_error(f"{address} cannot be reached, nothing was sent", error, error_code(error))

@@ -1,9 +1,9 @@
 """Copies of override records, for limits whose keys are spread over the nodes of a cluster.
 
-A decision on a key reads the override of its limit, which another node may own. So each worker keeps a copy
-of the record and sends it with the decision. A copy is used for at most ``COPY_SECONDS_MAX`` after it was
-read, so an override is in force in every worker within that time, also in a process that has just started and
-in one whose heartbeat is late. Usually the heartbeat reads the record often enough, and no decision has
+A decision on a key reads the override of its limit, which another node may own. Each worker therefore keeps a
+copy of the record and sends it with the decision. A copy is used for at most ``COPY_SECONDS_MAX`` after it
+was read, so an override is in effect in every worker within that time, even in a process that has just
+started or whose heartbeat is late. Usually the heartbeat reads the record often enough that no decision has
 to. (A copy of the record on every node would have to follow every slot that moves.)
 
 Pure: the time is an argument.
@@ -18,15 +18,15 @@ COPIES_MAX = 10_000
 
 _MAX_NS = round(COPY_SECONDS_MAX * 1e9)
 _REFRESH_NS = round(0.95e9)
-"""From this age on one caller reads the record again, and the others go on with the copy. It is longer than a
-heartbeat."""
+"""From this age on, one caller reads the record again, and the others continue with the copy. It is longer
+than the interval of heartbeats."""
 
 
 class OverrideCopy(NamedTuple):
     """An override record (``None``: there is none) and when it was read.
 
-    From ``refresh_ns`` on one caller reads it again. ``changed_ns`` is when this process last changed the
-    record: a read that began before that is outdated.
+    From ``refresh_ns`` on, one caller reads the record again. ``changed_ns`` is when this process last
+    changed the record: a read that began before that is outdated.
     """
 
     record: bytes | None

@@ -1,4 +1,4 @@
--- Begins a script that gets the override record of its limit as its last argument (override_copies.py).
+-- Begins a script that receives the override record of its limit as its last argument (override_copies.py).
 --
 -- The keys of a limit may be on another node of a cluster than its override record. The name of the record that the
 -- script declares is then in the slot of the key (cluster_slots.py), and nothing is stored there.

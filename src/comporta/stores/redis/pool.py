@@ -1,8 +1,8 @@
 """The connections of blocking callers to one server.
 
 A caller waits only until its own deadline, but connecting may take much longer than a decision: a name
-lookup, TLS, authentication. So background threads connect, and a connection that comes too late for its
-caller is there for the next one. A connection is reused only after a reply was read from it.
+lookup, TLS, authentication. Background threads therefore connect, and a connection that is ready too late for
+its caller serves the next one. A connection is reused only after a reply was read from it.
 
 This module does not know what the commands mean.
 """
@@ -30,16 +30,16 @@ from comporta.threads import AutoResetEvent, BackgroundThread
 T = TypeVar("T")
 
 IDLE_MAX = 64
-"""How many idle connections are kept; one that is returned beyond them is closed."""
+"""How many idle connections are kept; any further returned connection is closed."""
 
 CONNECTS_MAX = 4
-"""How many connections are made at the same time: enough for a burst of threads, no flood for a server."""
+"""How many connections are made at the same time: enough for a burst of threads without flooding a server."""
 
 CHECK_IDLE_AFTER_NS = 50_000_000
 
 CONNECT_ALLOWANCE_SECONDS = 0.15
 _PROMISING_NS = 300_000_000
-"""An attempt that takes longer than this may have lost a packet: callers get a younger one too."""
+"""An attempt that takes longer than this may have lost a packet, so another one is started."""
 
 _ABANDONED_AFTER = 5
 _RECENT_NS = 2_000_000_000
@@ -75,7 +75,7 @@ class BlockingPool:
     ) -> T:
         """Send a command and return what ``parse`` makes of its reply, within the deadline from ``began_ns``.
 
-        ``asking``: the command is preceded by ASKING, which has a reply of its own.
+        With ``asking``, ASKING precedes the command and has its own reply.
         """
         receive = _receive_after_asking if asking else _receive
         return self._exchange(command, began_ns, parse, receive)
@@ -122,8 +122,8 @@ class BlockingPool:
     def _connect_wait(self) -> float:
         """Return how long to wait for a connection: longer if the server answered recently or is new.
 
-        Connecting takes several round trips, and longer still in a process that is just starting. That is no
-        reason to fail over; a server that has not answered for a while is.
+        Connecting takes several round trips, and even longer in a process that is just starting. That is no
+        reason to fail over, unless the server has not answered for a while.
         """
         seconds = self._deadline.seconds
         return max(seconds, CONNECT_ALLOWANCE_SECONDS) if answered_recently(self._answered_ns) else seconds
@@ -182,7 +182,7 @@ def _receive(connection: RedisConnection) -> Any:
 
 
 def _receive_many(count: int, connection: RedisConnection) -> list[Any]:
-    """Read so many replies; raises an error among them that makes the connection useless."""
+    """Read ``count`` replies; raise the first error that makes the connection unusable."""
     replies: list[Any] = []
     for _ in range(count):
         try:
@@ -207,10 +207,10 @@ def _receive_after_asking(connection: RedisConnection) -> Any:
 
 
 class _WaitBound:
-    """Until when one caller waits for a connection.
+    """How long one caller waits for a connection.
 
-    The caller waits in short pieces. What a piece takes longer than planned, this thread was kept from
-    running, and so were probably the threads that connect: that time does not count.
+    The caller waits in short intervals. If an interval takes longer than planned, this thread, and probably
+    the connecting threads, could not run: the extra time does not count.
     """
 
     __slots__ = ("_ends_ns", "_last_ns", "_next_ns", "_span_ns")
@@ -222,7 +222,7 @@ class _WaitBound:
         self._next_ns = began_ns + _PIECE_NS
 
     def piece_ns(self, answered_ns: int) -> int:
-        """Return how long to wait now, given when the server last answered; 0 or less if it is over."""
+        """Return how long to wait now, given when the server last answered; 0 or less if time is up."""
         now_ns = MONOTONIC.now_ns()
         lost_ns = max(0, now_ns - self._next_ns - _PUNCTUAL_NS)
         self._ends_ns = min(max(self._ends_ns + lost_ns, answered_ns + self._span_ns), self._last_ns)
@@ -231,7 +231,7 @@ class _WaitBound:
         return piece_ns
 
     def left_seconds(self) -> float:
-        """Return how long the caller waits at most, from now."""
+        """Return the longest time that the caller will still wait."""
         return max(0.001, (self._ends_ns - MONOTONIC.now_ns()) / 1e9)
 
 
@@ -273,7 +273,7 @@ _connecting: PerProcess[ConnectThreads] = PerProcess(ConnectThreads)
 
 @at_exit
 def wait_for_connects() -> None:
-    """Let connections be made before the interpreter exits: a thread inside OpenSSL would crash it."""
+    """Wait for pending connections before the interpreter exits: a thread inside OpenSSL would crash it."""
     _connecting.get().wait(_EXIT_SECONDS_MAX)
 
 
@@ -295,13 +295,13 @@ class PendingConnections:
         self._seconds = seconds
         self._lock = Lock()
         self._in_progress: dict[object, int] = {}
-        self._failed_since_ns = -1  # when the youngest attempt that failed began
+        self._failed_since_ns = -1  # when the latest failed attempt began
         self._last_error: Exception = StateUnavailableError("no connection was attempted yet")
 
     def wait(self, began_ns: int, seconds: float) -> RedisConnection:
         """Return the next available connection, within ``seconds`` of ``began_ns`` or of the last answer.
 
-        While the server answers other callers of a crowd, this one goes on waiting for its turn, for at most
+        While the server answers other waiting callers, this one continues to wait for its turn, for at most
         the time that connecting may take.
         """
         bell, since_ns = AutoResetEvent(), MONOTONIC.now_ns()
@@ -335,7 +335,7 @@ class PendingConnections:
                     return self._idle.pop()[0]
                 except IndexError:  # a caller that did not wait was faster
                     continue
-            if self._failed_since_ns >= since_ns:  # an older attempt says nothing about the server of now
+            if self._failed_since_ns >= since_ns:  # an older attempt says nothing about the current server
                 raise translate_connect_error(self._last_error, self._address) from self._last_error
             left_ns = bound.piece_ns(self.answered_ns)
             if left_ns <= 0:
@@ -348,7 +348,7 @@ class PendingConnections:
                 self._connect_one(token, bound.left_seconds())
 
     def _begin_connect(self) -> object | None:
-        """Register one more attempt and return its token; ``None`` if each waiter has a promising one."""
+        """Register one more attempt and return its token; ``None`` if enough attempts are in progress."""
         with self._lock:
             now_ns, life_ns = MONOTONIC.now_ns(), int(self._seconds * 1e9)
             ages_ns = {token: now_ns - since_ns for token, since_ns in self._in_progress.items()}

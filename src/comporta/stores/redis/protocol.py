@@ -1,6 +1,6 @@
 """Script calls as bytes: packing commands, joining operations into one call, splitting replies.
 
-The blocking and the awaiting side of the Redis store both use this module. It opens no connection, and
+Both the blocking and the async side of the Redis store use this module. It opens no connection, and
 ``errors.py`` translates errors.
 """
 
@@ -17,7 +17,7 @@ from comporta.stores.lua import lua
 from comporta.stores.redis.cluster_slots import operation_slot, spread_tag, tagged_names
 
 BATCHED_MAX = 256
-"""How many operations one script call carries, at most: it blocks the server for at most about 1 ms."""
+"""The most operations in one script call, so that it blocks the server for at most about 1 ms."""
 
 _NOTES_NOTHING = "local function note_change() end"
 
@@ -27,7 +27,7 @@ Argument = int | str | bytes
 class ScriptCall(NamedTuple):
     """One script call and the operations it serves.
 
-    ``uses_hash_tags``: the call goes to a node of a cluster. There keys carry a hash tag
+    ``uses_hash_tags`` is true if the call goes to a node of a cluster. Keys then carry a hash tag
     (``cluster_slots.py``), and there is no change log, because another node may own it.
     """
 
@@ -74,9 +74,9 @@ class ScriptCall(NamedTuple):
         return [name.encode("utf-8", "surrogatepass") for name in names]
 
     def parse_replies(self, raw: Any) -> list[Any]:
-        """Return for each operation its reply, or its own error.
+        """Return the reply to each operation, or its own error.
 
-        A reply of the wrong shape means that the connection carries something else than the replies: then no
+        A reply of the wrong shape means that the connection carries something other than the replies, so no
         part of it can be trusted.
         """
         try:

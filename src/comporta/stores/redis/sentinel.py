@@ -1,8 +1,8 @@
 """Routes to a server: directly, or to the primary that sentinels name.
 
 A route is used whenever a connection is made, and never while a caller waits for a reply. The sentinel route
-is written once, as a flow, for blocking and awaiting callers (``connection.py``, ``connection_async.py``).
-This module knows no operations.
+is written once, as a flow, for blocking and async callers (``connection.py``, ``connection_async.py``). This
+module does not know operations.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DirectRoute:
 
 
 class MultiHostURL(NamedTuple):
-    """A URL with multi_host hosts: the hosts, the part before them, the path and the options."""
+    """A URL with several hosts: the hosts, the part before them, the path and the options."""
 
     hosts: list[HostPort]
     url: str
@@ -89,7 +89,7 @@ class SentinelRoute:
     """The route to the primary of a service that sentinels watch.
 
     A sentinel's knowledge may be out of date, so the server that it names must confirm that it is the
-    primary. The sentinel that was right is asked first from then on.
+    primary. The sentinel that was right is then asked first.
     """
 
     def __init__(self, url: str) -> None:

@@ -6,7 +6,7 @@ makes the connections, with TLS and authentication. Commands do not go through r
 path takes several times as long as the server. No call that may have taken effect is repeated, and every call
 is answered, or raises a ``StateError``, within its deadline.
 
-What happens during an outage is not known here (``failover/``).
+``failover/`` defines what happens during an outage.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RedisStore(Store):
 
     A call takes at most ``timeout`` seconds, or three times the server's usual round trip if that is longer,
     up to ``timeout_max`` (four times ``timeout`` unless given). Connecting may take up to
-    ``connect_timeout``, but happens in the background: after ``timeout`` the caller gets an error that says
+    ``connect_timeout``, but happens in the background: after ``timeout`` the caller gets an error stating
     that nothing was sent.
 
     ``clock`` is for tests: scripts then use its time instead of the server's.
@@ -123,7 +123,7 @@ class RedisStore(Store):
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
         """Carry out several operations in one round trip for each 256 of them.
 
-        Returns for each its reply, or the error of its key.
+        Returns the reply to each operation, or the error of its key.
         """
         replies: list[Any] = []
         for start in range(0, len(operations), self.batch_size):
@@ -156,7 +156,7 @@ class RedisStore(Store):
     def probe(self) -> None:
         """Check that the server can be reached and written, within ``connect_timeout``.
 
-        Raises the ``StateError`` that says why not. Leaves a connection for the next caller.
+        Raises the ``StateError`` that says why not. Keeps a connection for the next caller.
         """
         try:
             self._pool.ensure_connection()
@@ -179,13 +179,13 @@ class RedisStore(Store):
         self._pool.close()
 
     async def aclose(self) -> None:
-        """Close all connections, those of the running event loop included."""
+        """Close all connections, including those of the running event loop."""
         if self._pipelines is not None:
             await self._pipelines.aclose()
         self.close_connections()
 
     def pipelines(self) -> Pipelines:
-        """Return the pipelines of awaiting callers, created on first use."""
+        """Return the pipelines of async callers, created on first use."""
         pipelines = self._pipelines
         if pipelines is None:
             from comporta.stores.redis.async_batches import Pipelines  # noqa: PLC0415 - pulls in asyncio
@@ -229,7 +229,7 @@ class RedisStore(Store):
             raise self.translate_call_error(error, call) from error
 
     def _call_many(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Make several script calls in one round trip, and those whose script was missing once more."""
+        """Make several script calls in one round trip; repeat the calls whose script was missing."""
         now_us = self.now_us()
         try:
             raws = self._pool.exchange_many(

@@ -1,10 +1,10 @@
 """Finding, creating and checking the directory of ``shared://``.
 
 There is one directory per user and name, under ``/dev/shm`` where that exists, closed to all other users. It
-holds the table and its lock files. A process creates it whole under another name and then renames it into
-place, so no other process ever sees half of it. The beginning of the table is allocated beforehand, so that a
+holds the table and its lock files. A process creates it completely under another name and then renames it, so
+no other process ever sees an incomplete one. The beginning of the table is allocated beforehand, so that a
 full disk is an error here and not a signal later. A directory from before the last boot is replaced, because
-its times mean nothing any more. An operator removes the directory as a whole, never a file of it.
+its times are no longer valid. An operator must remove the directory as a whole, never a single file in it.
 
 This module does not know what is in the table.
 """
@@ -77,7 +77,7 @@ class StateDirectory:
         return [os.open(_lock_name(number), _OPEN_FLAGS, dir_fd=self._fd) for number in range(LOCK_COUNT)]
 
     def problem(self) -> str | None:
-        """Return what happened to the directory since it was opened; ``None`` if nothing did."""
+        """Return what happened to the directory since it was opened, or ``None``."""
         if not _is_at(self._fd, self.path):
             return f"{self.path} was removed"
         try:
@@ -94,7 +94,7 @@ class StateDirectory:
                 _remove_stale(self._fd, self.path)
 
     def close(self) -> None:
-        """Close the directory's own descriptor, once: a second close could hit a file opened since."""
+        """Close the directory's own descriptor, only once: a second close could close a file opened since."""
         fd, self._fd = self._fd, _CLOSED
         if fd != _CLOSED:
             os.close(fd)
@@ -188,7 +188,7 @@ def _create(path: str, memory_mb: int, boot: str) -> None:
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            return  # another process was faster; its directory is as good
+            return  # another process was faster; its directory can be used
         reason = error.strerror
         if error.errno == errno.ENOSPC:
             reason = f"{reason}: {segments} MB are needed to begin with"
@@ -196,7 +196,7 @@ def _create(path: str, memory_mb: int, boot: str) -> None:
 
 
 def _remove_stale(directory: int, path: str) -> None:
-    """Rename away and delete a directory that cannot be used; of several processes, one does."""
+    """Rename and delete a directory that cannot be used; only one of several processes succeeds."""
     fd = os.open(_lock_name(0), _OPEN_FLAGS, dir_fd=directory)
     try:
         _lock(fd, path)

@@ -1,14 +1,15 @@
-"""The hot path of ``shared://``: from a key to a decision with one lock and one look at the table.
+"""The fast path of ``shared://``: from a key to a decision with one lock and one lookup in the table.
 
 It decides under the same lock as every other operation on the table (``locked_table.py``) and writes states
 the same way. It does not know what a step means.
 
-A refusal of one unit is remembered together with the bytes of the slot it was made on. As long as the slot
-has these bytes, the answer stays the same until the time it named, and is given without a lock: a reader that
-races with a writer can only refuse what a moment later would be granted, never grant.
+A refusal of one unit is cached together with the bytes of the slot on which it is based. As long as the slot
+has these bytes, the answer stays the same until the time that it named, and is given without a lock: a reader
+that races with a writer may refuse what would be granted a moment later, but never grants.
 
-A blocked state (``StateType.blocks_fast_path``) has another index entry than the one the fast path knows. So
-it looks the entry up and leaves the decision to an operation, at no cost where nothing is blocked.
+A blocked state (``StateType.blocks_fast_path``) has a different index entry from the one that the fast path
+knows. The fast path therefore looks up the entry and leaves the decision to an operation, at no cost if
+nothing is blocked.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _EXPIRY = Struct("<q")
 
 
 _SlotLocation = tuple[bytes, int, int, int, int, int, int]
-"""Where a key's slot is, in the form the hot path needs.
+"""The position of a key's slot, in the form that the fast path needs.
 
 The key's index entry, where that begins and ends, the slot, its two copies, and the number of its lock. A
 plain tuple, which is unpacked in half the time of a named one, of numbers and bytes only: the garbage
@@ -66,7 +67,7 @@ _Refusal = tuple[Any, bytes, bytes, slice, slice, bytes, int, int]
 class SharedBoundLimit(LocalBoundLimit):
     """An algorithm tied to one space; ``try_acquire`` is the shortest path from a key to a decision.
 
-    It caches where the slots of its keys are (the index entry proves it each time), and compares the
+    It caches the positions of its keys' slots (the index entry confirms them each time), and compares the
     table's change count under the same lock under which it decides.
     """
 
@@ -92,13 +93,13 @@ class SharedBoundLimit(LocalBoundLimit):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm in force now."""
+        """The algorithm in effect now."""
         if self._locked.change_count != self._seen_change_count:
             self._locked.retry_until_unlocked(self._read_override)
         return self.cached_algorithm
 
     async def algorithm_async(self) -> Algorithm:
-        """Return the algorithm in force; waits for a taken lock without blocking the event loop."""
+        """Return the algorithm in effect; waits for a taken lock without blocking the event loop."""
         if self._locked.change_count != self._seen_change_count:
             await self._locked.retry_until_unlocked_async(self._read_override)
         return self.cached_algorithm
@@ -125,7 +126,7 @@ class SharedBoundLimit(LocalBoundLimit):
             return self._locked.try_apply(self._operation(self._key_text(key), cost))
 
     def forget_locations(self) -> None:
-        """Look up every slot again: after a fork the locks are different ones."""
+        """Look up every slot again, because the locks change after a fork."""
         self._open_table = self._without_locations()
         self._refusals.clear()
 
@@ -133,7 +134,7 @@ class SharedBoundLimit(LocalBoundLimit):
         return self._locked.table.memory, self._locked.all_guards(), {}
 
     def use_table(self, locked: LockedTable) -> None:
-        """Decide on another table from now on: the directory was replaced."""
+        """Decide on another table from now on, because the directory was replaced."""
         self._locked = locked
         self._seen_change_count = b""
         for switch in self._switch_callbacks:
@@ -159,7 +160,7 @@ class SharedBoundLimit(LocalBoundLimit):
     def _build_fast_path(  # noqa: C901 - see below
         self, step_of: StepOf[R], refusals: dict[Any, _Refusal]
     ) -> Callable[[Any, int], R]:
-        """Return a fast path; it remembers refusals if given the limit's own. Names are local, for speed."""
+        """Return a fast path; it caches refusals if given the limit's own cache. Local names are faster."""
         now_ns = self._locked.clock.now_ns
         seen = self._seen_change_count  # read before the algorithm: another thread may be switching it
         cached = self.cached_algorithm
@@ -228,7 +229,7 @@ class SharedBoundLimit(LocalBoundLimit):
     def _remember_refusal(
         self, key: Any, memory: Any, location: _SlotLocation, refused: tuple[bytes, int, Any]
     ) -> None:
-        """Remember a refusal of one unit: the change count, when, and for how long it holds.
+        """Cache a refusal of one unit: the change count, when it was made, and how long it holds.
 
         The caller holds the slot's lock.
         """
@@ -288,14 +289,14 @@ class SharedBoundLimit(LocalBoundLimit):
 
 
 def _copy_packer(codec: Codec) -> Callable[..., None] | None:
-    """Return what writes expiry time and state in one step; ``None`` if the state varies in size."""
+    """Return a function that writes expiry time and state in one step; ``None`` if the size varies."""
     if isinstance(codec, Struct) and codec.format.startswith("<"):
         return Struct(f"<q{codec.format[1:]}").pack_into
     return None
 
 
 def _copy_writer(codec: Codec) -> Callable[[Any, int, int, int, Any], bool]:
-    """Return what writes a copy of a slot, unless the state does not fit."""
+    """Return a function that writes a copy of a slot, unless the state does not fit."""
 
     def write_copy(memory: Any, offset: int, copy_bytes: int, retention_us: int, state: Any) -> bool:
         copy = _EXPIRY.pack(retention_us) + codec.pack(*state)

@@ -1,11 +1,11 @@
 """The index of the table behind ``shared://``: from a key's digest to its entry.
 
 A key's digest picks one of 16 shards, and in it one index page of each generation: generation ``n`` has twice
-as many pages as the one before. A page is created when all pages of the key's path are full. So the index
-grows with the number of keys, and no entry is ever moved.
+as many pages as the one before. A page is created when all pages of the key's path are full. The index
+therefore grows with the number of keys, and no entry is ever moved.
 
 A digest is written last and cleared first, so no reader ever finds a half-written entry. This module knows
-nothing of slots but where an entry says they are. It takes no lock.
+about slots only where an entry points. It takes no lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENTRIES_END = ENTRIES_PER_PAGE * ENTRY_BYTES
 
 
 class KeyPosition(NamedTuple):
-    """What leads to a key's state: its digest, its shard (which is also its lock) and its tree."""
+    """How to find a key's state: its digest, its shard (which is also its lock) and its tree."""
 
     digest: bytes
     lock: int
@@ -99,7 +99,7 @@ class Index:
 
 
 def _digest_offsets(entries: bytes, digest: bytes) -> Iterator[int]:
-    """Yield where a digest is in a page; entries may contain it across two of them by chance."""
+    """Yield the offsets of a digest in a page; by chance, bytes across two entries may also match."""
     offset = entries.find(digest)
     while offset >= 0:
         aligned = -(-offset // ENTRY_BYTES) * ENTRY_BYTES

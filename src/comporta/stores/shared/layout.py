@@ -12,9 +12,9 @@ All numbers are little-endian; offsets of slots and pages are kept in units of 8
     copy         when the state expires (µs, plus ``PINNED_US`` if it must not be evicted), the state
     listed slot  the key's text, and its length, at the end of copy 1
 
-The file has its full length from the beginning, as a hole. Room is allocated a segment of 1 MB at a time, so
-that a full disk is an error at that moment and never a signal later, and no process has to map it again.
-This module does no I/O.
+The file has its full length from the beginning, as a hole. Space is allocated in segments of 1 MB, so that a
+full disk is an error at that moment and never a signal later, and no process has to map the file again. This
+module does no I/O.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ assert STATE_BYTES[-1] >= RECORD.codec.size + 2 + KEY_BYTES_MAX  # noqa: S101 - 
 
 
 class Geometry(NamedTuple):
-    """Where things are in a table of ``memory_mb``."""
+    """The offsets of the parts of a table of ``memory_mb``."""
 
     memory_mb: int
     generations: int

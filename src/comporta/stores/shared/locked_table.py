@@ -2,14 +2,14 @@
 
 Each shard of the table is guarded by one of 16 file locks, which the kernel releases when their holder dies,
 and within this process by a mutex; one more lock guards growth. A caller waits for a lock for at most
-``lock_timeout``: if its holder is stopped (SIGSTOP, a debugger), the others get ``StateTimeoutError``. On an
-event loop the wait is awaited.
+``lock_timeout``: if its holder is suspended (SIGSTOP, a debugger), the others get ``StateTimeoutError``. On
+an event loop the wait does not block the loop.
 
 When the table is full of states that must be kept, the keys of a limit without a state share one state, their
 limit's overflow state. Keys of other types get ``StateFullError``. All operations on a key agree: once a
-write found no room, a read of the absent key says so too.
+write found no room, a read of the absent key also reports it.
 
-This module knows no limits and no URLs.
+This module does not know limits and URLs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _WITHOUT_ROOM_MAX = 65_536
 def take_lock(fd: int) -> None:
     """Take a file lock or raise ``WouldBlock``.
 
-    It tries several times, because another process needs a lock for a few microseconds only.
+    It tries several times, because another process needs a lock only for a few microseconds.
     """
     for _ in range(_SPINS):
         try:
@@ -72,8 +72,8 @@ def take_lock(fd: int) -> None:
 def run_locked(guards: list[Guard], action: Callable[[], R]) -> R:
     """Run ``action`` while holding all the locks, or raise ``WouldBlock`` if one of them is taken.
 
-    A signal handler may raise between any two steps. So a mutex is only ever taken by ``with``, and a file
-    lock is released even where it may not have been taken: that does no harm, because no other thread of
+    A signal handler may raise between any two steps. A mutex is therefore only taken with ``with``, and a
+    file lock is released even if it may not have been taken. That does no harm, because no other thread of
     this process can hold it at the same time.
     """
     if not guards:
@@ -144,9 +144,9 @@ class LockedTable:
         return self.table.change_count
 
     def _check_usable(self) -> None:
-        """Raise if the table is closed or was truncated: reading a missing part ends the process by SIGBUS.
+        """Raise if the table is closed or was truncated: reading a missing part causes a SIGBUS.
 
-        Decisions on keys whose slots are cached do not check it; the heartbeat does, every second.
+        Decisions on keys whose slots are cached skip this check; the heartbeat makes it every second.
         """
         path = self._directory.path
         if not self._fds:
@@ -168,7 +168,7 @@ class LockedTable:
         return self.with_overflow(list(operation.state_keys), lambda keys: self._try_apply(operation, keys))
 
     def with_overflow(self, keys: list[StateKey], attempt: Callable[[list[StateKey]], R]) -> R:
-        """Call ``attempt`` with the keys, then with the overflow state in place of each without room."""
+        """Call ``attempt`` with the keys, then with the overflow state for each key without room."""
         try:
             result = self._retry_with_overflow(keys, attempt)
         except NoRoomError as error:
@@ -206,7 +206,7 @@ class LockedTable:
         return target
 
     def _with_room(self, slot: SlotPosition, request: SlotRequest, size: int) -> SlotPosition:
-        """Return a key's slot after moving its state, if need be, to where ``size`` bytes have room."""
+        """Return a key's slot, after moving its state if ``size`` bytes do not fit."""
         if self.table.fits(slot, request.key, size):
             return slot
         reserved = request.reserved | {slot.slot_offset}
@@ -266,7 +266,7 @@ class LockedTable:
                 self.write_state(slot, request, new)
 
     def _block(self, position: KeyPosition, key: StateKey, old: State | None, new: State | None) -> None:
-        """Block fast paths on a state while the state behind it, of this key, says so."""
+        """Block fast paths on a state while the state attached to it, of this key, requires it."""
         slot, state = self.table.find(position), old if new is None else new
         if slot is not None:
             blocked = state is not None and state is not GONE and key.type.blocks_fast_path(state)

@@ -1,12 +1,12 @@
-"""Slots of several sizes in the file behind ``shared://``: taking one, freeing one, growing the table.
+"""Slots of several sizes in the file behind ``shared://``: take a slot, free a slot, grow the table.
 
-Every class of every shard has a list of free slots and a chunk of which it takes slots one after the other.
-When both are used up, it is handed the next chunk of the file. A process may be killed between any two
-steps: before it takes or frees a slot, it notes the slot and its entry in the shard's header, and the next
-process that takes or frees one in that shard completes what the note says (``recover``).
+Every class of every shard has a list of free slots and a chunk from which it takes slots one after the other.
+When both are used up, the class gets the next chunk of the file. A process may be killed between any two
+steps, so before it takes or frees a slot it writes a note with the slot and its entry into the shard's
+header; the next process that takes or frees a slot in that shard completes the noted step (``recover``).
 
-The caller holds the shard's lock. Growth takes a lock of its own, always last. This module does not know
-what is in a slot.
+The caller holds the shard's lock. Growth takes a separate lock, always last. This module does not know what
+is in a slot.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class SlotAllocator:
     def take(self, shard: int, number: int, entry: int, chunks_max: int) -> int | None:
         """Return the offset of a zeroed slot of a class for an entry, or ``None`` if there is no room.
 
-        The caller publishes the slot in the entry and calls ``finish``. ``chunks_max``: the table may grow to
-        this many chunks for it.
+        The caller publishes the slot in the entry and calls ``finish``. The table may grow to ``chunks_max``
+        chunks for it.
         """
         head_at = self._class_offset(shard, number)
         head, bump, end = (self.read_u32(head_at + 4 * part) for part in range(3))
@@ -104,7 +104,7 @@ class SlotAllocator:
                 return None
             bump = start
         slot = (head or bump) * UNIT
-        self._memory[slot + 1] = number  # before the note: recovery asks the slot for its class
+        self._memory[slot + 1] = number  # before the note, because recovery reads the class from the slot
         self._note(shard, entry, slot)
         size = _BYTES_OF_CLASS[number]
         if head:
@@ -115,7 +115,7 @@ class SlotAllocator:
         return slot
 
     def finish(self, shard: int) -> None:
-        """Forget the note of a slot that was taken: its entry leads to it now."""
+        """Clear the note of a slot that was taken, because its entry now leads to it."""
         at = self._geometry.shard_offset(shard)
         self._memory[at : at + _PENDING.size] = _NOTHING_PENDING
 
@@ -137,7 +137,7 @@ class SlotAllocator:
         return bump * UNIT
 
     def replace(self, shard: int, entry: int, old_slot: int, slot: int) -> None:
-        """Let an entry lead to a slot that was just taken for it, and free the one it led to."""
+        """Make an entry lead to a slot that was just taken for it, and free its previous slot."""
         at = self._geometry.shard_offset(shard) + 16
         self._memory[at : at + 8] = old_slot.to_bytes(8, "little")
         self.write_u32(entry + DIGEST_BYTES, slot // UNIT)
@@ -158,7 +158,7 @@ class SlotAllocator:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether the table could not grow, because its disk was full."""
+        """Whether the table could not grow because its disk was full."""
         return bool(self._memory[DISK_FULL_OFFSET])
 
     def _note(self, shard: int, entry: int, slot: int) -> None:
@@ -184,10 +184,10 @@ class SlotAllocator:
         return self._geometry.shard_offset(shard) + _CLASSES_OFFSET + _CLASS_BYTES * number
 
     def _take_chunk(self, head_at: int, number: int, chunks_max: int) -> int | None:
-        """Hand the next chunk to a class; returns where it starts, in units. The caller has both locks.
+        """Give the next chunk to a class; return where it starts, in units. The caller holds both locks.
 
-        The class names the chunk before the count of chunks includes it. ``last owner`` tells the next one
-        whether a killed process got that far.
+        The class names the chunk before the count of chunks includes it. ``last owner`` shows the next
+        process whether a killed one got that far.
         """
         self._complete_last_chunk()
         taken = self.chunks_taken
@@ -208,7 +208,7 @@ class SlotAllocator:
             self.write_u32(CHUNKS_TAKEN_OFFSET, taken + 1)
 
     def _ensure_allocated(self, chunks: int) -> bool:
-        """Allocate the segment of a chunk; false if the disk is full. It tries that once a second."""
+        """Allocate the segment of a chunk; false if the disk is full, which is retried once a second."""
         needed = self._geometry.chunks_offset + chunks * CHUNK_BYTES
         segments = self.read_u32(SEGMENTS_OFFSET)
         if needed <= segments * SEGMENT_BYTES:

@@ -1,8 +1,8 @@
 """State shared by all processes of one machine, with no server: ``shared://name``.
 
-The processes need not be related: all that open the same name as the same user share the state. How long a
-caller waits for another process is in ``locked_table.py``; what happens when this engine fails is not known
-here (``failover/``).
+The processes need not be related: all processes of one user that open the same name share the state.
+``locked_table.py`` bounds how long a caller waits for another process; ``failover/`` defines what happens
+when this engine fails.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SharedStore(Store):
 
     @property
     def large_states_max(self) -> int:
-        """How many histories the table should keep: in an eighth of its memory, at most."""
+        """How many histories the table should keep, in at most an eighth of its memory."""
         return series_capacity(self.table.memory_mb * 2**20 // 4 // SLOT_BYTES[-1])
 
     def bind(self, binding: Binding) -> SharedBoundLimit:
@@ -114,7 +114,7 @@ class SharedStore(Store):
         return bound
 
     def verify(self) -> None:
-        """Use the new directory if an operator removed this one, or truncated its table."""
+        """Use a new directory if an operator removed this one or truncated its table."""
         problem = self._directory.problem()
         if problem is None:
             return
@@ -151,7 +151,7 @@ class SharedStore(Store):
 
     @property
     def lock_timeout(self) -> float:
-        """For how many seconds a caller waits for a lock, at most."""
+        """The longest time in seconds that a caller waits for a lock."""
         return self._locked.lock_timeout
 
     @lock_timeout.setter
@@ -159,7 +159,7 @@ class SharedStore(Store):
         self._locked.lock_timeout = seconds
 
     def after_fork(self) -> None:
-        """Open locks of this process's own."""
+        """Open this process's own locks."""
         if self._locked.reopen_locks():
             for bound in self._bound_limits:
                 bound.forget_locations()

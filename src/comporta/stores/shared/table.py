@@ -5,11 +5,11 @@ valid and then counts up one byte, whose lowest bit names the valid copy: a proc
 leaves the old state. A state that outgrows its slot is copied to a larger one; one write to its entry
 switches over.
 
-The table is full when its memory or its disk is used up. It then reuses the slot of an expired state, or else
-evicts, of some states on the key's path, the one that was written the fewest times; a pinned state stays. New
-keys that may be evicted leave a quarter of the memory to others and to growing states.
+The table is full when its memory or its disk is used up. It then reuses the slot of an expired state; if
+there is none, it evicts the least often written of some states on the key's path, but never a pinned one. New
+evictable keys leave a quarter of the memory to others and to growing states.
 
-This module knows bytes and digests. It takes no lock but the one for growth, and reads no clock.
+This module knows only bytes and digests. It takes no lock except the one for growth, and reads no clock.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SlotPosition(NamedTuple):
 
     @property
     def text_offset(self) -> int:
-        """Where the length of a listed key's text is; the text is before it."""
+        """The offset of the length of a listed key's text; the text precedes it."""
         return self.slot_offset + SLOT_HEAD_BYTES + 2 * self.copy_bytes - _TEXT_LENGTH.size
 
 
@@ -136,7 +136,7 @@ class Table:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether the table could not grow, because its disk was full."""
+        """Whether the table could not grow because its disk was full."""
         return self._slots.is_disk_full
 
     @property
@@ -169,7 +169,7 @@ class Table:
         return created
 
     def publish(self, slot: SlotPosition) -> None:
-        """Make a slot findable, after its first state was written."""
+        """Publish a slot in the index after its first state was written."""
         at = slot.entry_offset + DIGEST_BYTES
         self._slots.write_u32(at, slot.slot_offset // UNIT)
         self.memory[slot.entry_offset : at] = slot.digest
@@ -205,7 +205,7 @@ class Table:
         self._slots.free(slot.lock, slot.entry_offset, slot.slot_offset)
 
     def read_state(self, slot: SlotPosition, codec: Codec) -> State:
-        """Return the state of the valid copy. What a smaller layout did not write is zero."""
+        """Return the state of the valid copy. Fields that a smaller layout did not write are zero."""
         valid = self._valid_offset(slot)
         data = self.memory[valid + EXPIRY_BYTES : valid + slot.copy_bytes]
         return codec.unpack_from(data if len(data) >= codec.size else data + bytes(codec.size - len(data)))
@@ -232,7 +232,7 @@ class Table:
         return bool(self._slots.read_u32(slot.entry_offset + DIGEST_BYTES) & BLOCKED)
 
     def set_blocked(self, slot: SlotPosition, *, blocked: bool) -> None:
-        """Change the entry of a slot, so that fast paths that know it look it up, or use it again."""
+        """Change the entry of a slot, so that fast paths that know it look it up again, or use it again."""
         if self.is_blocked(slot) != blocked:
             word = slot.slot_offset // UNIT | (BLOCKED if blocked else 0)
             self._slots.write_u32(slot.entry_offset + DIGEST_BYTES, word)
@@ -270,7 +270,7 @@ class Table:
             self.memory[end - len(text) : end] = text
 
     def _chunks_max(self, key: StateKey, *, grows: bool) -> int:
-        """Return how far the table may grow: evictable states leave room to others and to growing ones."""
+        """Return how far the table may grow: evictable states leave room for others and for growing ones."""
         count = self.geometry.chunk_count
         if not key.type.evictable or key.key == OVERFLOW_KEY:
             return count
@@ -296,9 +296,10 @@ class Table:
                 self.free(slot)
 
     def _evict(self, request: SlotRequest, pages: list[int], number: int | None) -> int | None:
-        """Free the slot of an expired state or, among some, of the one used least; returns its entry.
+        """Free the slot of an expired state, or of the least used of some; return its entry.
 
-        ``number``: it must be of this class. ``None``: none of them may be evicted.
+        The slot is of class ``number``, or of any class if that is ``None``. Returns ``None`` if no slot may
+        be freed.
         """
         best, best_rank = None, (256, 0)
         for slot in islice(self._candidates(request, pages, number), _SCAN_MAX):
@@ -330,7 +331,7 @@ class Table:
                 yield slot
 
     def _candidate(self, entry: int, number: int | None, reserved: frozenset[int]) -> SlotPosition | None:
-        """Return the slot of an entry if it is in use, of a class, and not reserved."""
+        """Return the slot of an entry if it is in use, of class ``number``, and not reserved."""
         if self.memory[entry : entry + DIGEST_BYTES] == FREE_DIGEST:
             return None
         slot = self._slot_at(entry)
