@@ -31,11 +31,11 @@ from comporta.pipeline.shared_run import (
     RunLine,
     TableSource,
     commands,
-    identity,
-    loader,
+    line_loader,
     outage,
     progress_log,
     reader,
+    run_identity,
     sql,
 )
 from comporta.pipeline.shared_run.commands import claim_loading, list_workers, register_worker
@@ -391,12 +391,12 @@ def test_shared_run__source_that_changes_while_loaded__ends_with_an_error(url: s
 def test_shared_run__loading_worker_died__another_continues_after_its_chunk(
     url: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "CHUNK_LINES_MAX", 10)
+    monkeypatch.setattr(line_loader, "CHUNK_LINES_MAX", 10)
     path = lines(tmp_path, 35)
     ghost, table = _ghost(database, url, path)
     lease = execute(database, claim_loading(ghost))
     assert lease is not None
-    chunk = [("", identity.encode_entry(entry)) for entry in list(FileSource(path).entries())[:10]]
+    chunk = [("", run_identity.encode_entry(entry)) for entry in list(FileSource(path).entries())[:10]]
     with database.statement_transaction(30.0) as run:
         assert commands.add_lines(run, ghost, lease, chunk)
         assert not commands.add_lines(run, ghost, lease, chunk)
@@ -413,7 +413,7 @@ def _ghost(database: Database, url: str, path: Path) -> tuple[RunSession, TableS
     table = TableSource(url, path, lease_seconds=1.0)
     migrate(database, MIGRATIONS)
     options = {"lease_seconds": 1.0, "key": False}
-    wanted = identity.run_identity(table.name, identity.digest_of(table.source), {}, options)
+    wanted = run_identity.run_identity(table.name, run_identity.digest_of(table.source), {}, options)
     execute(database, commands.add_run(wanted))
     ghost = RunSession(wanted.run_id, "ghost", 1_000_000, False)
     execute(database, register_worker(ghost))
@@ -423,9 +423,9 @@ def _ghost(database: Database, url: str, path: Path) -> tuple[RunSession, TableS
 def test_loader__lease_lost_in_the_middle__adds_nothing_more(
     url: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "CHUNK_CHARS_MAX", 1)
+    monkeypatch.setattr(line_loader, "CHUNK_CHARS_MAX", 1)
     ghost, table = _ghost(database, url, lines(tmp_path, 5))
-    loading = loader.LineLoader(database, ghost, table, "", None)
+    loading = line_loader.LineLoader(database, ghost, table, "", None)
 
     def add_lines(run: RunStatement, session: RunSession, lease: LoadLease, chunk: Any) -> bool:
         if lease.line_count == 2:
@@ -433,7 +433,7 @@ def test_loader__lease_lost_in_the_middle__adds_nothing_more(
             loading.stop()
         return commands.add_lines(run, session, lease, chunk)
 
-    monkeypatch.setattr(loader, "add_lines", add_lines)
+    monkeypatch.setattr(line_loader, "add_lines", add_lines)
     loading.run()
     assert select(url, "SELECT count(*) FROM comporta_run_lines") == [(2,)]
     assert select(url, "SELECT line_count, loaded_at_us FROM comporta_runs") == [(2, None)]
@@ -442,16 +442,16 @@ def test_loader__lease_lost_in_the_middle__adds_nothing_more(
 def test_loader__stopped_between_chunks__lets_another_worker_continue(
     url: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "CHUNK_LINES_MAX", 2)
+    monkeypatch.setattr(line_loader, "CHUNK_LINES_MAX", 2)
     path = lines(tmp_path, 5)
     ghost, table = _ghost(database, url, path)
-    loading = loader.LineLoader(database, ghost, table, identity.digest_of(table.source), None)
+    loading = line_loader.LineLoader(database, ghost, table, run_identity.digest_of(table.source), None)
 
     def add_lines(run: RunStatement, session: RunSession, lease: LoadLease, chunk: Any) -> bool:
         loading.stop()
         return commands.add_lines(run, session, lease, chunk)
 
-    monkeypatch.setattr(loader, "add_lines", add_lines)
+    monkeypatch.setattr(line_loader, "add_lines", add_lines)
     loading.run()
     assert overview(url).line_count == 2
     monkeypatch.undo()
@@ -569,7 +569,7 @@ def test_loader__database_busy_for_a_moment__loads_later(
             raise DatabaseBusyError("busy")
         return commands.add_lines(run, session, lease, chunk)
 
-    monkeypatch.setattr(loader, "add_lines", add_lines)
+    monkeypatch.setattr(line_loader, "add_lines", add_lines)
     assert pipeline_of(url, lines(tmp_path, 5)).sync.run().done == 5
 
 
@@ -704,14 +704,14 @@ def test_table_source__repr__names_the_run() -> None:
 def test_digest__item_that_is_not_json__names_the_item() -> None:
     table = TableSource("sqlite:///x.db", [1, object()], name="x")
     with pytest.raises(SourceError, match="item 1 of a shared run must be JSON"):
-        identity.digest_of(table.source)
+        run_identity.digest_of(table.source)
 
 
 def test_digest__too_many_lines__raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "LINES_MAX", 2)
+    monkeypatch.setattr(run_identity, "LINES_MAX", 2)
     table = TableSource("sqlite:///x.db", [1, 2, 3], name="x")
     with pytest.raises(SourceError, match="at most 2 lines; split the file"):
-        identity.digest_of(table.source)
+        run_identity.digest_of(table.source)
 
 
 # -- the transaction of a sink

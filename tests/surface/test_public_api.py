@@ -29,7 +29,7 @@ CODE_IN_PAGES = "\n".join(
 )
 WORDS_IN_PAGES = set(re.findall(r"\w+", CODE_IN_PAGES))
 
-MODULES = ("comporta", "comporta.testing", "comporta.stores", "comporta.fleet", "comporta.pipeline.sinks", "comporta.retry", "comporta.settings", "comporta.simulation", "comporta.pipeline.shared_run")
+MODULES = ("comporta", "comporta.testing", "comporta.stores", "comporta.fleet", "comporta.pipeline.sinks")
 
 
 def exports(module: ModuleType) -> list[str]:

@@ -1,6 +1,7 @@
 """The budget methods of a limiter: reserve an estimate, and settle what a call really cost.
 
-Each method is a flow, as in ``limits/flows.py``: ``limiter.py`` drives it for coroutines and for threads.
+Each method is a flow, as in ``limits/flows.py``: ``limiter.py`` drives it for coroutines,
+``sync_limiter.py`` for threads.
 """
 
 from __future__ import annotations

@@ -9,17 +9,11 @@ removes it.
 Containers with a ``/dev/shm`` of their own and other users count separately. If the directory cannot be used
 (full, read-only, another user's), nothing is counted, and the worker continues with the count that it knows.
 
-<<<<<<< HEAD
-The alternative was one common share of the machine in a ``shared://`` table. But a full or damaged table
-would be a second outage within the first, and the process that reports for all might die before or after it
-reported.
-=======
 The alternative would be one common share of the machine in a ``shared://`` table. But a full or damaged table
 would be a second outage within the first, and the process that reports for all might die before or after
 doing so.
->>>>>>> prose-srcA
 
-This module does not know limits, nor when an outage begins or ends.
+This module does not deal with limits, and does not know when an outage begins or ends.
 """
 
 from __future__ import annotations
