@@ -174,10 +174,13 @@ def test_config__passed_as_object__is_used_and_excludes_other_options() -> None:
     assert str(growing) == (
         "threshold=5, cooldown_seconds=30.0, cooldown_factor=2, cooldown_max_seconds=600, local_threshold=3"
     )
-    with pytest.raises(TypeError, match="config already has all options: leave out probes, or config"):
+    with pytest.raises(
+        TypeError, match="config already has all options: pass either config or probes, not both"
+    ):
         CircuitBreaker("n", config=config, state="memory://", probes=2)
     with pytest.raises(
-        TypeError, match="config already has all options: leave out threshold and cooldown_seconds"
+        TypeError,
+        match="config already has all options: pass either config or threshold and cooldown_seconds",
     ):
         CircuitBreaker("n", 9, config=config, state="memory://")
 

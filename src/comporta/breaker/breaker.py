@@ -91,7 +91,7 @@ class CircuitBreaker:
             raise TypeError(f"config must be a BreakerConfig, got {config!r:.50}")
         elif options or (threshold, cooldown_seconds) != (5, 30.0):
             given = ", ".join(options) or "threshold and cooldown_seconds"
-            raise TypeError(f"config already has all options: leave out {given}, or config")
+            raise TypeError(f"config already has all options: pass either config or {given}, not both")
         rules = CountingRules.from_options(ignore, failures, counts_error, counts_result)
         if state is None:
             state = default_url(distributed=True)

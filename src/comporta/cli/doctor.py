@@ -34,7 +34,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 @click.command(epilog=STATE_HELP)
 @state_argument
 @click.option(
-    "--portals", is_flag=True, help="Ask each portal of the service once instead, and say what came."
+    "--portals", is_flag=True, help="Query each portal of the service once instead, and report the result."
 )
 @click.option(
     "--config",
@@ -44,7 +44,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 )
 @json_option
 def doctor(state: str | None, portals: bool, config_file: str | None, as_json: bool) -> None:
-    """Check whether a state is fit for limits, and say what to fix.
+    """Check whether a state is fit for limits, and report what to fix.
 
     The command exits with 1 if a check fails. The checks use only temporary keys of their own.
     """

@@ -70,7 +70,7 @@ _EPILOG = (
     "--format",
     "form",
     type=click.Choice(list(FORMS)),
-    help="Read INPUT in this format.  [default: by the name of the file]",
+    help="Read INPUT in this format.  [default: by the suffix of the file name]",
 )
 @click.option(
     "--method", type=click.Choice(METHODS), default="GET", show_default=True, help="Use this HTTP method."
@@ -90,7 +90,11 @@ _EPILOG = (
     type=click.IntRange(300, 599),
     help="Treat this status as a result too, besides 2xx.",
 )
-@click.option("--config", type=click.Path(), help="Read the upstream from this settings file.")
+@click.option(
+    "--config",
+    type=click.Path(),
+    help="Read the upstream from this settings file, with its limits and retries.",
+)
 @click.option(
     "--upstream",
     "name",
@@ -134,7 +138,7 @@ _EPILOG = (
     type=click.FloatRange(0.01, 3600),
     default=30.0,
     show_default=True,
-    help="Give up an attempt after this many seconds.",
+    help="Abandon an attempt after this many seconds.",
 )
 @click.option(
     "--patience",
@@ -175,7 +179,7 @@ _EPILOG = (
 @click.option(
     "--lease",
     type=click.FloatRange(1, 3600),
-    help="Take over lines of a worker that is silent for this many seconds; needs --shared.  [default: 30]",
+    help="Take over the lines of a worker after this many seconds of silence; needs --shared.  [default: 30]",
 )
 @click.option(
     "--idempotency-key",

@@ -96,13 +96,15 @@ def dead(run: str, database: str | None, as_json: bool) -> None:
 
 @runs.command(epilog=DATABASE_OPTION_HELP)
 @_run_argument
-@click.option("--force", is_flag=True, help="Remove it even if processes work on it; they end.")
+@click.option(
+    "--force", is_flag=True, help="Remove the run even if processes are working on it; they then exit."
+)
 @database_option
 @json_option
 def remove(run: str, force: bool, database: str | None, as_json: bool) -> None:
     """Remove a run, its lines that are not done and its dead letters.
 
-    The rows that it wrote stay.
+    The rows that it wrote are kept.
     """
     with _find_run(run, database) as (connection, overview):
         if overview.live_workers and not force:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Log this and what is more severe.  [default: info]",
+    help="Log messages of this level and above.  [default: info]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
 def serve(file: str | None, is_open: bool, as_json: bool, **options: str | int | None) -> None:

@@ -66,9 +66,7 @@ _EPILOG = (
     metavar="NAME:FIELDS",
     help="Describe an upstream: 'pncp:capacity=10/s,latency=0.3s'.",
 )
-@click.option(
-    "--fault", "faults", multiple=True, metavar="FAULT", help="Break something: 'redis-hang@30s+5s'."
-)
+@click.option("--fault", "faults", multiple=True, metavar="FAULT", help="Add a fault: 'redis-hang@30s+5s'.")
 @click.option(
     "--seed",
     type=int,
@@ -89,15 +87,15 @@ def sim(file: str, report: str, no_report: bool, as_json: bool, **given: Any) ->
     """Simulate a fleet with the upstreams of a settings file.
 
     The command runs the real limits, breakers, retries and failover on virtual time: ten
-    minutes of a fleet take seconds. It prints what happened to the calls, and
-    writes charts of it.
+    minutes of a fleet take seconds. It prints what happened to the calls and
+    writes charts.
 
     \b
-    capacity  calls per second that the upstream works off  [unlimited]
-    latency   how long a call takes that need not wait      [0.1s]
-    errors    share of calls that end with status 500       [0%]
-    queue     longest wait in the upstream; then 503        [5s]
-    demand    calls of each worker                          [--demand]
+    capacity  calls per second that the upstream can process  [unlimited]
+    latency   duration of a call that does not have to wait   [0.1s]
+    errors    share of calls that end with status 500         [0%]
+    queue     longest wait in the upstream; then 503          [5s]
+    demand    calls of each worker                            [--demand]
     """  # noqa: D301 - \b makes click keep the line breaks
     if find_spec("greenlet") is None:
         raise click.ClickException("the simulation needs greenlet: pip install 'comporta[cli,simulation]'")

@@ -22,15 +22,15 @@ RATE_MAX: Final = 1_000_000.0
 # on the command line: (its kind in a fault script, the value that it takes, what it does)
 REDIS_FAULTS: Final = {
     "redis-hang": ("hang", "", "the server answers nothing"),
-    "redis-crash": ("crash", "", "the server is gone, and returns with its data"),
-    "redis-wipe": ("crash", "empty", "the server is gone, and returns empty"),
+    "redis-crash": ("crash", "", "the server is down, and comes back with its data"),
+    "redis-wipe": ("crash", "empty", "the server is down, and comes back empty"),
     "redis-full": ("full", "", "the server has no memory left and refuses writes"),
     "redis-read-only": ("read_only", "", "the server is a replica and refuses writes"),
     "redis-slow": ("slow", "seconds", "every message to and from the server takes longer: =40ms"),
     "redis-lossy": ("loss", "share", "packets are lost and sent again: =5%"),
-    "redis-cut": ("black_hole", "workers", "workers do not reach the server: =20, =50%"),
-    "worker-pause": ("pause", "workers", "workers stop, as with SIGSTOP: =20, =50%"),
-    "worker-kill": ("kill", "workers", "workers are killed, and start again after that time: =20, =50%"),
+    "redis-cut": ("black_hole", "workers", "workers cannot reach the server: =20, =50%"),
+    "worker-pause": ("pause", "workers", "workers are stopped, as with SIGSTOP: =20, =50%"),
+    "worker-kill": ("kill", "workers", "workers are killed, and restart after that time: =20, =50%"),
 }
 UPSTREAM_FAULTS: Final = {
     "down": "the upstream refuses connections",

@@ -54,7 +54,7 @@ def add(name: str, user: str | None, is_admin: bool, database: str | None, as_js
 @limit_option
 @json_option
 def list_tokens(database: str | None, limit: int, as_json: bool) -> None:
-    """List tokens without their secrets, also revoked ones."""
+    """List tokens without their secrets, including revoked ones."""
     with _open_table(database) as table:
         rows = table.list_tokens(limit)
     if as_json:

@@ -150,7 +150,7 @@ def reset(name: str, unlisted: bool, as_json: bool, **where: str | None) -> None
 def pause(name: str, seconds: float, unlisted: bool, as_json: bool, **where: str | None) -> None:
     """Pause all calls to an upstream for some time.
 
-    A pause that ends later stays as it is.
+    A pause that already ends later is not shortened.
     """
     _set_pause("pause", name, seconds, unlisted=unlisted, as_json=as_json, where=where)
 
@@ -169,7 +169,7 @@ def resume(name: str, unlisted: bool, as_json: bool, **where: str | None) -> Non
 @click.argument("limit", required=False)
 @click.option("--revoke", is_flag=True, help="Return to the configured limit.")
 @click.option(
-    "--limit-name", metavar="LIMIT_NAME", help="Change this one of several limits instead of the first."
+    "--limit-name", metavar="LIMIT_NAME", help="Change the limit of this name instead of the first one."
 )
 @_unlisted_option
 @_target_options

@@ -132,7 +132,7 @@ class SyncLimitGroup:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse to be pickled."""
-        raise TypeError("group.sync cannot be pickled: pickle the group, and use its sync there")
+        raise TypeError("group.sync cannot be pickled: pickle the group and use its .sync there")
 
     def acquire(
         self,

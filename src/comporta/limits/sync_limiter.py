@@ -45,7 +45,7 @@ class SyncLimiter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse to be pickled."""
-        raise TypeError("limiter.sync cannot be pickled: pickle the limiter, and use its sync there")
+        raise TypeError("limiter.sync cannot be pickled: pickle the limiter and use its .sync there")
 
     def acquire(
         self,

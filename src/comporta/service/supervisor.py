@@ -260,7 +260,9 @@ class Supervisor:
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload_on_request())
         else:
-            _LOG.info("SIGHUP: the workers are already being replaced; the settings are read after that")
+            _LOG.info(
+                "SIGHUP: the workers are already being replaced; the settings are read again afterwards"
+            )
 
     async def _wait_for_end_signal(self) -> None:
         loop = asyncio.get_running_loop()
