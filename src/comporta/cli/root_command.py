@@ -26,7 +26,7 @@ SECTIONS = {
     "Inspect": {
         "top": "Watch a fleet live: upstreams, workers and events.",
         "workers": "List the live workers of a state.",
-        "doctor": "Check whether a state is fit for limits, and say what to fix.",
+        "doctor": "Check whether a state is fit for limits, and report what to fix.",
         "upstream": "Show upstreams, and change their circuit, limit or pause.",
         "cache": "Inspect, refresh and remove the entries of a cache.",
     },
