@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from comporta.validators import range_text, require_choice, require_integer, require_number
+from comporta.validators import range_text, require_choice, require_integer, require_number, require_text
 
 
 @pytest.mark.parametrize("value", [1, 7, 10])
@@ -62,3 +62,20 @@ def test_require_choice__anything_else__lists_the_choices(value: Any) -> None:
 def test_range_text__each_form__reads_well() -> None:
     texts = [range_text(1, 100), range_text(0.5, 60.0), range_text(1, None), range_text(None, 9)]
     assert [*texts, range_text(None, None)] == ["1 to 100", "0.5 to 60", "at least 1", "at most 9", "finite"]
+
+
+@pytest.mark.parametrize("value", ["a", "São Paulo", "x" * 8])
+def test_require_text__printable_text__is_returned(value: str) -> None:
+    assert require_text("user_id", value, 9) == value
+
+
+@pytest.mark.parametrize("value", ["", "x" * 10, "a\nb", "\0"])
+def test_require_text__empty_long_or_unprintable__names_field_range_and_value(value: str) -> None:
+    with pytest.raises(ValueError, match=r"^user_id must be 1 to 9 printable characters, got '") as failure:
+        require_text("user_id", value, 9)
+    assert str(failure.value).endswith(repr(value))
+
+
+def test_require_text__other_type__is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"^user_id must be a str, got 7$"):
+        require_text("user_id", 7, 9)

@@ -56,6 +56,15 @@ def require_choice(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
+def require_text(name: str, value: Any, chars_max: int) -> str:
+    """Return ``value`` if it is a string of 1 to ``chars_max`` printable characters."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {value!r:.100}")
+    if not 1 <= len(value) <= chars_max or not value.isprintable():
+        raise ValueError(f"{name} must be 1 to {chars_max} printable characters, got {value!r:.250}")
+    return value
+
+
 def require_error_filter(name: str, value: Any) -> Callable[[Exception], bool]:
     """Return a function that is true for the exceptions that ``value``, an ``ErrorFilter``, selects."""
     kinds = value if isinstance(value, tuple) else (value,)

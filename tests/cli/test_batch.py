@@ -75,9 +75,9 @@ def test_list__without_json__is_a_table(url: str) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["allow", ""], "user must be 1 to 200 characters, got 0"),
-        (["deny", "x" * 201, "--team"], "team must be 1 to 200 characters, got 201"),
-        (["join", "ana", "a\nb"], "team must be text that can be printed"),
+        (["allow", ""], "user must be 1 to 200 printable characters, got ''"),
+        (["deny", "x" * 201, "--team"], "team must be 1 to 200 printable characters, got 'xxx"),
+        (["join", "ana", "a\nb"], "team must be 1 to 200 printable characters, got 'a"),
     ],
 )
 def test_batch__invalid_name__fails_with_one_sentence(tmp_path: Path, words: list[str], problem: str) -> None:

@@ -12,6 +12,7 @@ from math import isfinite
 from typing import Any, Final
 
 from comporta.cache.serialization import canonical_json, decode_json
+from comporta.validators import require_text
 
 PARAMS_BYTES_MAX: Final = 65_536
 USER_CHARS_MAX: Final = 200
@@ -70,11 +71,7 @@ def check_hash(params_hash: Any) -> str:
 
 def check_user(user_id: Any) -> str:
     """Return a user id; raise if it is not a string of 1 to 200 printable characters."""
-    if not isinstance(user_id, str):
-        raise TypeError(f"user_id must be a str, got {user_id!r:.100}")
-    if not 1 <= len(user_id) <= USER_CHARS_MAX or not user_id.isprintable():
-        raise ValueError(f"user_id must be 1 to {USER_CHARS_MAX} printable characters, got {user_id!r:.250}")
-    return user_id
+    return require_text("user_id", user_id, USER_CHARS_MAX)
 
 
 def _check_finite(where: str, value: Any, depth: int = 0) -> None:

@@ -13,6 +13,7 @@ from comporta.cache import commands, sql
 from comporta.cache.rows import ResultRow
 from comporta.database.base import Rows, Statement
 from comporta.database.command import Command
+from comporta.validators import require_text
 
 KEY, TAG = "k", "t"
 TAGS_MAX: Final = 20
@@ -84,11 +85,7 @@ _READ_MANY = Statement(
 def stored_tag(cache: str, kind: str, text: Any) -> str:
     """Return a key or a tag as it is stored; raise unless it is 1 to 200 printable characters."""
     name = "key" if kind == KEY else "tag"
-    if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str, got {text!r:.100}")
-    if not 1 <= len(text) <= TAG_CHARS_MAX or not text.isprintable():
-        raise ValueError(f"{name} must be 1 to {TAG_CHARS_MAX} printable characters, got {text!r:.250}")
-    return f"{cache}:{kind}:{text}"
+    return f"{cache}:{kind}:{require_text(name, text, TAG_CHARS_MAX)}"
 
 
 def stored_tags(cache: str, key: str | None, tags: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ in ``comporta serve``.
 - ``narrator``: prints the steps and publishes them to the dashboard
 - ``poller``, ``snapshot``: read the state of the demo over HTTP, and answer questions about it
 - ``processes``: starts and stops the child processes
-- ``child_process``: the entry point of each child process
+- ``child_process``: the entry point of each child process; ``parent_pipe``: how it talks to its parent
 - ``app``: the application that the workers serve
 - ``simulated_users``: the load
 - ``crowd``: people who search at once, for one of the scenarios

@@ -1,8 +1,6 @@
 """Entry point of the demo's child processes. Each of them exits when its standard input is closed.
 
-The operating system closes that pipe when the parent dies, so no process survives a killed demo.
-
-    python -m comporta.demo.child_process <role> <arguments as JSON>
+Usage: ``python -m comporta.demo.child_process <role> <arguments as JSON>``
 """
 
 from __future__ import annotations
@@ -10,48 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from comporta.threads import BackgroundThread
-
-EXIT_SECONDS: Final = 0.45
-"""How long a process may take to exit by itself once its standard input is closed."""
-
-
-def send_message(**message: Any) -> None:
-    """Send one message to the parent, as a line of JSON."""
-    with suppress(BrokenPipeError):  # the parent is gone
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
-
-
-def commands() -> Iterator[str]:
-    """Yield the commands of the parent, one per line, until it closes the pipe."""
-    for line in sys.stdin:
-        yield line.strip()
-
-
-def exit_with_parent(end: Callable[[], None]) -> None:
-    """Call ``end`` when the parent closes the pipe; exit at once if that takes longer than the bound."""
-
-    def wait() -> None:
-        for _ in commands():
-            pass
-        end()
-        time.sleep(EXIT_SECONDS)
-        os._exit(1)
-
-    BackgroundThread().start(wait, name="parent-watch")
-
-
-def terminate_self() -> None:
-    """Send SIGTERM to this process."""
-    os.kill(os.getpid(), signal.SIGTERM)
+from comporta.demo.parent_pipe import EXIT_SECONDS, commands, exit_with_parent, send_message, terminate_self
 
 
 def run_portals(port: int, rates: dict[str, float], latency: float, cleanup_paths: list[str]) -> None:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
-from comporta.demo.child_process import EXIT_SECONDS
 from comporta.demo.config import (
     CONTROL_VARIABLE,
     HOST,
@@ -28,6 +27,7 @@ from comporta.demo.config import (
     Pace,
     settings_file,
 )
+from comporta.demo.parent_pipe import EXIT_SECONDS
 from comporta.settings import CONFIG_VARIABLE
 from comporta.stores.shared.directory import directory_path
 from comporta.testing.programs import find_servers, free_port

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx2
 
-from comporta.demo.child_process import send_message
+from comporta.demo.parent_pipe import send_message
 
 USERS: Final = 9
 """How many users search at the same time, each one search after another."""

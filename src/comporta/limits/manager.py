@@ -22,6 +22,7 @@ from comporta.metrics import Metrics
 from comporta.stores.base import Store
 from comporta.stores.name_claims import replacing_names
 from comporta.stores.registry import default_url, open_store
+from comporta.validators import require_text
 
 if TYPE_CHECKING:
     from comporta.settings import LimitSettings, Settings
@@ -129,10 +130,7 @@ class RateLimitManager:
 
     def register_limiter(self, name: str, limiter: Limiter) -> None:
         """Register a limiter under a name; it replaces a limiter that had the name before."""
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a str, got {name!r:.100}")
-        if not (0 < len(name) <= NAME_CHARS_MAX and name.isprintable()):
-            raise ValueError(f"name must be 1 to {NAME_CHARS_MAX} printable characters, got {name!r:.120}")
+        require_text("name", name, NAME_CHARS_MAX)
         if not callable(getattr(limiter, "acquire", None)):
             raise TypeError(f"limiter must have an awaitable acquire(key), got {limiter!r:.100}")
         self._limiters[name] = limiter

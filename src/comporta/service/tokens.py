@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from comporta.clock import MONOTONIC
 from comporta.database.base import Statement
 from comporta.errors import DatabaseError
+from comporta.validators import require_text
 
 if TYPE_CHECKING:
     from comporta.database.base import Database
@@ -82,9 +83,9 @@ class TokenTable:
         """Add a token and return it: it is stored only as a hash and cannot be shown again."""
         token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         params = {
-            "name": _validate("name", name),
+            "name": require_text("name", name, NAME_CHARS_MAX),
             "digest": digest(token),
-            "user_id": _validate("user", user),
+            "user_id": require_text("user", user, NAME_CHARS_MAX),
             "is_admin": int(is_admin),
             "tokens_max": TOKENS_MAX,
         }
@@ -154,9 +155,3 @@ def digest(token: str) -> str:
 
 def _now() -> float:
     return MONOTONIC.now_ns() / 1e9
-
-
-def _validate(field: str, text: str) -> str:
-    if not 1 <= len(text) <= NAME_CHARS_MAX or not text.isprintable():
-        raise ValueError(f"{field} must be 1 to {NAME_CHARS_MAX} printable characters, got {text!r:.250}")
-    return text

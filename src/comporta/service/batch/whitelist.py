@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from comporta.clock import MONOTONIC, Clock
 from comporta.database.base import Database
 from comporta.service.batch.sql import IS_DIGITAL, LIST_WHITELIST, SET_TEAM, SET_USER, SET_USER_DIGITAL
+from comporta.validators import require_text
 
 CACHE_SECONDS: Final = 300.0
 USERS_MAX: Final = 10_000
@@ -58,7 +59,10 @@ class Whitelist:
 
     def set_user(self, user_id: str, *, team: str | None = None, digital: bool | None = None) -> None:
         """Write the record of a user; without ``digital`` the team's record decides."""
-        record = {"user_id": _validate_name("user", user_id), "team": team and _validate_name("team", team)}
+        record = {
+            "user_id": require_text("user", user_id, NAME_CHARS_MAX),
+            "team": team and require_text("team", team, NAME_CHARS_MAX),
+        }
         self._database.write((SET_USER,), {**record, "digital": digital})
         with self._lock:
             self._answers.pop(user_id, None)
@@ -66,14 +70,17 @@ class Whitelist:
     def set_user_digital(self, user_id: str, *, digital: bool) -> None:
         """Allow or forbid sheets for a user without changing the user's team."""
         self._database.write(
-            (SET_USER_DIGITAL,), {"user_id": _validate_name("user", user_id), "digital": digital}
+            (SET_USER_DIGITAL,),
+            {"user_id": require_text("user", user_id, NAME_CHARS_MAX), "digital": digital},
         )
         with self._lock:
             self._answers.pop(user_id, None)
 
     def set_team(self, team: str, *, digital: bool) -> None:
         """Allow or forbid sheets for a team."""
-        self._database.write((SET_TEAM,), {"team": _validate_name("team", team), "digital": digital})
+        self._database.write(
+            (SET_TEAM,), {"team": require_text("team", team, NAME_CHARS_MAX), "digital": digital}
+        )
         with self._lock:
             self._answers.clear()
 
@@ -91,12 +98,3 @@ class Whitelist:
                 del self._answers[next(iter(self._answers))]
             self._answers[user_id] = (self._clock.now_ns() + self._cache_ns, answer)
         return answer
-
-
-def _validate_name(field: str, name: str) -> str:
-    """Return ``name`` if the routes accept it as well."""
-    if not 1 <= len(name) <= NAME_CHARS_MAX:
-        raise ValueError(f"{field} must be 1 to {NAME_CHARS_MAX} characters, got {len(name)}")
-    if "\0" in name or not name.isprintable():
-        raise ValueError(f"{field} must be text that can be printed, got {name!r:.250}")
-    return name

@@ -28,6 +28,7 @@ from comporta.stores.redis.errors import translate_error
 from comporta.stores.redis.protocol import ScriptCall, pack, script_calls
 from comporta.stores.redis.scan import RecordPage, ScanRecords
 from comporta.stores.redis.sentinel import DirectRoute, Route, SentinelRoute
+from comporta.validators import require_number
 
 if TYPE_CHECKING:
     from comporta.stores.redis.async_batches import Pipelines
@@ -76,9 +77,8 @@ class RedisStore(Store):
         *,
         timeout_max: float | None = None,
     ) -> None:
-        for name, seconds in (("timeout", timeout), ("connect_timeout", connect_timeout)):
-            if not 0.001 <= seconds <= 60:
-                raise ValueError(f"{name} must be 0.001 to 60 seconds, got {seconds}")
+        require_number("timeout", timeout, 0.001, 60, unit="seconds")
+        require_number("connect_timeout", connect_timeout, 0.001, 60, unit="seconds")
         if timeout_max is None:
             timeout_max = min(60.0, TIMEOUT_MAX_FACTOR * timeout)
         if not timeout <= timeout_max <= 60:

@@ -25,6 +25,7 @@ from comporta.stores.shared.fast_path import SharedBoundLimit
 from comporta.stores.shared.layout import MEMORY_MB_DEFAULT, SLOT_BYTES, STATE_BYTES_MAX
 from comporta.stores.shared.locked_table import LockedTable, run_locked
 from comporta.stores.shared.table import Table
+from comporta.validators import require_number
 
 R = TypeVar("R")
 
@@ -56,8 +57,7 @@ class SharedStore(Store):
         lock_timeout: float = 0.5,
     ) -> None:
         check_name(name)
-        if not 0.001 <= lock_timeout <= 60:
-            raise ValueError(f"lock_timeout must be 0.001 to 60 seconds, got {lock_timeout}")
+        require_number("lock_timeout", lock_timeout, 0.001, 60, unit="seconds")
         if not is_supported():
             raise StateUnavailableError(
                 f"shared:// needs Linux or macOS, this is {sys.platform}: use memory:// or redis://"
