@@ -183,7 +183,7 @@ def test_operating__wrong_token__is_refused_and_shows_no_buttons(watched: Watche
     expect(page.get_by_role("alert")).to_have_text("Wrong admin token.")
     page.get_by_role("button", name="Cancel").click()
     expect(watched.card("pncp").get_by_role("button", name="Reset breaker")).to_be_hidden()
-    assert page.locator("#ask-input").input_value() == ""
+    expect(page.locator("#ask-input")).to_have_value("")
 
 
 def test_keyboard__only__can_use_demo_switches_theme_and_operations(

@@ -177,10 +177,12 @@ async def test_health__disk_of_the_shared_state_full__warns_and_limits_hold(
     tmp_path: Path, shared_name: str, mount: Callable[[Path], SmallDisk]
 ) -> None:
     async with run_service(tmp_path, COMPORTA_STATE=f"shared://{shared_name}?memory=4") as service:
+        limiter = service.container.upstreams["pncp"].limiter
+        assert await limiter.acquire("pncp")  # opens the table
         disk = mount(Path(directory_path(shared_name)))  # over it: the open table stays where it is
         disk.fill()
         reply = await service.client.get("/v1/health")
-        assert await service.container.upstreams["pncp"].limiter.acquire("pncp")
+        assert await limiter.acquire("pncp")
     reason = "the disk of the shared state cannot be written: No space left on device"
     assert reason in reply.json()["disk"]["reasons"]
 
