@@ -351,6 +351,24 @@ def test_held_back__no_thread_and_another_caller_took_it__is_not_released(clock:
     assert not returns._remove(ReusablePermit("id", "owner"))
 
 
+@pytest.mark.usefixtures("paused_scheduler")
+def test_held_back__by_another_thread_during_a_release__is_not_lost(clock: ManualClock) -> None:
+    returns = PermitReturns(MemoryStore(clock), PermitPool("pncp", 2, 60_000_000))
+    first, late = ReusablePermit(*new_permit()), ReusablePermit(*new_permit())
+
+    class OtherThread(set[Permit]):
+        """Another call ends while this thread reads the permits that are being released."""
+
+        def __iter__(self) -> Iterator[Permit]:
+            assert returns.hold_back(late)
+            return super().__iter__()
+
+    assert returns.hold_back(first)
+    returns._releasing = OtherThread()
+    taken, _ = returns._take_all()
+    assert [*taken, *returns._permits] == [first, late]
+
+
 def test_fork__permits_held_back__stay_with_the_parent(
     clock: ManualClock, paused_scheduler: LeaseScheduler
 ) -> None:

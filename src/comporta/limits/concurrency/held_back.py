@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -28,6 +29,7 @@ from comporta.limits.wait_queue import WaitQueue
 from comporta.stores.base import Operation, Store
 from comporta.stores.effects import Apply
 from comporta.threads import run_cleanup
+from comporta.weak_registry import WeakRegistry
 
 R = TypeVar("R", bound=PermitReply | CallReply)
 
@@ -89,7 +91,7 @@ class PermitReturns(LeaseHolder):
         self.name = pool.name
         self.others_wait = False
         self._permits: deque[ReusablePermit] = deque()
-        self._queues: WeakKeyDictionary[WaitQueue, None] = WeakKeyDictionary()  # in order
+        self._queues: WeakRegistry[WaitQueue] = WeakRegistry()
         self._releasing: set[Permit] = set()
         self._is_scheduled = False
         self._lock = Lock()
@@ -98,7 +100,7 @@ class PermitReturns(LeaseHolder):
 
     def add_queue(self, queue: WaitQueue) -> None:
         """Also wake the first waiter of this queue when a permit is released."""
-        self._queues[queue] = None
+        self._queues.add(queue)
 
     def hold_back(self, permit: Permit) -> bool:
         """Hold back a permit whose call has ended; false if it must be released now."""
@@ -143,9 +145,12 @@ class PermitReturns(LeaseHolder):
 
         ``releasing`` is true if this caller will release them.
         """
+        permits: list[ReusablePermit] = []
         with self._lock:
-            permits, others = list(self._permits), list(self._releasing)
-            self._permits.clear()
+            others = list(self._releasing)
+            while self._permits:  # hold_back() takes no lock: its permit is returned now or stays
+                with suppress(IndexError):  # put_back() has removed the last one
+                    permits.append(self._permits.popleft())
             if releasing:
                 self._releasing.update(permits)
         return permits, others
@@ -209,7 +214,7 @@ class PermitReturns(LeaseHolder):
     def _after_release(self, unreleased: Sequence[Permit]) -> None:
         for permit in unreleased:
             self.own.release_later(permit)
-        for queue in list(self._queues):
+        for queue in self._queues.live():
             queue.wake_first(QUEUE_KEY)
 
     def register_flow(self, permits: Sequence[Permit]) -> Flow[list[Permit]]:
