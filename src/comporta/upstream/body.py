@@ -7,12 +7,13 @@ This module knows no HTTP client: a transport passes each read through an :class
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from comporta.flow import Flow, run, run_async
 from comporta.runtime import RUNTIME
-from comporta.threads import run_elsewhere
+from comporta.threads import is_from_destruction, run_elsewhere
 from comporta.upstream.renewal import RENEWER
 
 if TYPE_CHECKING:
@@ -223,7 +224,14 @@ class OpenBody:
         return self._timeout_error(str(error)) if type(error) is TimeoutError else error
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Conclude the call, blocking, unless it has been concluded."""
+        """Conclude the call, blocking, unless it has been concluded.
+
+        The garbage collector closes a body through the generator that reads it, on a thread that may hold
+        any lock: then another thread concludes the call.
+        """
+        if self._unfinished and is_from_destruction(sys.exception()):
+            self.drop(error)
+            return
         flow = self._take_flow(error, may_finish=True) if self._unfinished else None
         if flow is not None:
             run(flow)
