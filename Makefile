@@ -19,7 +19,7 @@ FULL_COVERAGE := src/comporta/limits/*,src/comporta/stores/*,src/comporta/retry/
 HIGH_COVERAGE := src/comporta/breaker/*,src/comporta/cache/*,src/comporta/database/*,src/comporta/pipeline/*,src/comporta/service/*,src/comporta/settings/*,src/comporta/upstream/*,src/comporta/fleet/*,src/comporta/thread_pool.py,src/comporta/threads.py
 
 # Stamp files: the locked packages are installed, the project itself is installed, the packages for one target
-# are installed, only what the demo needs is installed.
+# are installed, only what the demo or `make threads` needs is installed.
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
@@ -27,6 +27,7 @@ SITE := $(VENV)/.docs
 PACKAGING := $(VENV)/.dist
 MUTATION := $(VENV)/.mutants
 DEMO_READY := $(VENV)/.demo-ready
+THREADS_READY := $(VENV)/.threads-ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check fmt pages bench docs dist mutants threads pictures soak sim lock clean
@@ -69,8 +70,8 @@ mutants: $(READY) $(MUTATION) ## Try the tests on mutants of the modules that de
 	@$(PY) -m pytest --quiet -p no:cacheprovider mutation
 	@$(PY) -m mutation $(ARGS)
 
-threads: ## Hammer the core from threads; PYTHON=python3.14t does so without the GIL
-	@PYTHONPATH=src $(or $(PYTHON),python3) -m release.threads
+threads: $(if $(wildcard $(READY)),$(READY),$(THREADS_READY)) ## Hammer the core from threads, also without the GIL
+	@PYTHONPATH=src $(PY) -m release.threads
 
 pictures: $(READY) ## Redraw the pictures of the guides
 	@$(PY) -m benchmarks.pictures $(ARGS)
@@ -91,7 +92,7 @@ lock: ## Update requirements/ from pyproject.toml (UPGRADE=1: newest versions)
 	@$(LOCK) --group dev --output-file requirements/dev.txt
 	@$(LOCK) --group dev --group bench --constraint requirements/dev.txt \
 		--output-file requirements/bench.txt
-	@for group in demo docs mutants; do \
+	@for group in demo docs mutants threads; do \
 		$(LOCK) --group $$group --constraint requirements/dev.txt \
 			--output-file requirements/$$group.txt || exit 1; \
 	done
@@ -118,6 +119,12 @@ $(DEMO_READY): requirements/demo.txt pyproject.toml
 	@scripts/venv new $(VENV)
 	@scripts/venv install $(VENV) --no-deps --require-hashes -r requirements/demo.txt
 	@scripts/venv install $(VENV) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(THREADS_READY): requirements/threads.txt
+	@echo 'Creating $(VENV) from requirements/threads.txt, once ...'
+	@scripts/venv new $(VENV)
+	@scripts/venv install $(VENV) --no-deps --require-hashes -r requirements/threads.txt
 	@touch $@
 
 $(PEERS): requirements/bench.txt

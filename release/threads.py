@@ -1,6 +1,6 @@
 """Hammers the core from many threads and checks that nothing is lost or granted twice: ``make threads``.
 
-It needs only the standard library, so it runs on a Python without the GIL for which few packages exist.
+It needs no package with a compiled extension, so it runs on a Python without the GIL for which few exist.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable
 from comporta import Channel, CircuitBreaker, ConcurrencyLimit, LimitConfig, TokenBucketLimiter
 from comporta.limits.sync_limiter import SyncLimiter
 from comporta.stores.memory import HAS_GIL
+from comporta.stores.registry import close_stores
+from comporta.testing import Server
 
 THREADS = 8
 ROUNDS = 10
@@ -33,10 +35,10 @@ def in_threads(function: Callable[[], None]) -> None:
         thread.join()
 
 
-def grants(limiter: SyncLimiter, key: str) -> int:
-    """Acquire 500 times in each thread, and return how many times that was granted."""
+def grants(limiter: SyncLimiter, key: str, times: int = 500) -> int:
+    """Acquire ``times`` times in each thread, and return how many times that was granted."""
     granted: list[bool] = []
-    in_threads(lambda: granted.extend([limiter.acquire(key) for _ in range(500)]))
+    in_threads(lambda: granted.extend([limiter.acquire(key) for _ in range(times)]))
     return sum(granted)
 
 
@@ -118,6 +120,18 @@ def check_permits() -> str:
     return "permits: never more than there are"
 
 
+def check_server() -> str:
+    """Threads use a server for the first time together: exactly the capacity of a limit is granted."""
+    with Server() as server:
+        for number in range(ROUNDS):
+            url = f"{server.url}?timeout=5&connect_timeout=5"
+            limiter = TokenBucketLimiter("1000/day", state=url, name=f"limit-{number}").sync
+            granted = grants(limiter, "key", 250)
+            require(granted == 1000, f"server: {granted} of 1000 granted")
+            close_stores()
+    return "server: exactly the capacity is granted"
+
+
 def require(condition: bool, message: str) -> None:
     """End the program with a message unless a condition holds."""
     if not condition:
@@ -128,7 +142,7 @@ def main() -> None:
     """Run all checks."""
     sys.stdout.write(f"Python {sys.version.split()[0]} {'with' if HAS_GIL else 'without'} the GIL\n")
     sys.setswitchinterval(1e-6)
-    for check in (check_limit, check_lease, check_channel, check_breaker, check_permits):
+    for check in (check_limit, check_lease, check_channel, check_breaker, check_permits, check_server):
         sys.stdout.write(f"{check()}\n")
 
 

@@ -72,7 +72,7 @@ def pinned_versions(lock: Path) -> set[str]:
 
 def test_lock_files__all__exist() -> None:
     assert [path.name for path in LOCKS] == [
-        *("bench.txt", "demo.txt", "dev.txt", "dist.txt", "docs.txt", "mutants.txt"),
+        *("bench.txt", "demo.txt", "dev.txt", "dist.txt", "docs.txt", "mutants.txt", "threads.txt"),
     ]
 
 

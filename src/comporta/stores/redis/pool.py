@@ -306,10 +306,11 @@ class PendingConnections:
         """
         bell, since_ns = AutoResetEvent(), MONOTONIC.now_ns()
         try:
-            self.waiters.append(bell)
+            with self._lock:
+                self.waiters.append(bell)
             return self._next_connection(bell, since_ns, _WaitBound(began_ns, seconds, self._seconds))
         finally:
-            with suppress(ValueError):
+            with self._lock, suppress(ValueError):
                 self.waiters.remove(bell)
             if bell.is_set():  # this caller leaves without the connection it was woken for: wake another
                 self.wake_one()
@@ -317,7 +318,7 @@ class PendingConnections:
     def wake_one(self) -> None:
         """Wake one waiter: a connection is idle."""
         with self._lock:
-            for bell in self.waiters.copy():
+            for bell in self.waiters:
                 if not bell.is_set():
                     bell.set()
                     return
@@ -370,16 +371,15 @@ class PendingConnections:
             if error is not None:
                 self._last_error = error
                 self._failed_since_ns = max(self._failed_since_ns, began_ns)
+                for bell in self.waiters:
+                    bell.set()
             elif connection is not None and is_wanted:
                 self.answered_ns = MONOTONIC.now_ns()
                 self._idle.append((connection, self.answered_ns))
                 connection = None
-        if error is not None:
-            for bell in self.waiters.copy():
-                bell.set()
-        elif connection is not None:
+        if connection is not None:
             connection.disconnect()
-        else:
+        elif error is None:
             self.wake_one()
 
     def _try_connect(self, seconds: float) -> tuple[RedisConnection | None, Exception | None]:
