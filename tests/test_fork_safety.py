@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from comporta import fork_safety
+from comporta.weak_registry import WeakRegistry
 
 
 class Forkable:
@@ -36,8 +37,11 @@ def test_fork__one_object_raises__the_others_are_still_reset(
 ) -> None:
     gc.collect()
     objects = [Forkable(), Forkable(OSError("no files left")), Forkable()]
-    monkeypatch.setattr(fork_safety, "_forkables", list(objects))
-    monkeypatch.setattr(fork_safety, "_thread_owners", list(objects))
+    for name in ("_forkables", "_thread_owners"):
+        registry: WeakRegistry[Forkable] = WeakRegistry()
+        monkeypatch.setattr(fork_safety, name, registry)
+        for each in objects:
+            registry.add(each)
     for step in (fork_safety._pause_threads, fork_safety._reset_child, fork_safety._resume_threads):
         with pytest.raises(OSError, match="no files left"):
             step()

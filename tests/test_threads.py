@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Generator
 
 import pytest
 
 from comporta import threads
-from comporta.threads import AutoResetEvent, BackgroundThread, is_from_destruction, run_cleanup
+from comporta.threads import AutoResetEvent, BackgroundThread, is_from_destruction, run_cleanup, snapshot
 
 WAIT_SECONDS_MAX = 120.0
 
@@ -116,6 +117,23 @@ def cleanup_generator(event: AutoResetEvent, lock: threading.Lock) -> Generator[
         yield
     finally:
         run_cleanup(set_under_lock)
+
+
+class ChangedDeque(deque[int]):
+    """A deque that another thread changes during the first copy, as can happen without the GIL."""
+
+    is_changed = False
+
+    def copy(self) -> ChangedDeque:
+        if not self.is_changed:
+            self.is_changed = True
+            self.append(4)
+            raise RuntimeError("deque mutated during iteration")
+        return self
+
+
+def test_snapshot__changed_during_the_copy__is_taken_again() -> None:
+    assert snapshot(ChangedDeque([1, 2, 3])) == [1, 2, 3, 4]
 
 
 def test_run_cleanup__at_an_ordinary_end__runs_at_once() -> None:

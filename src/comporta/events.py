@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from comporta.metrics import count
 from comporta.runtime import RUNTIME, PerProcess
+from comporta.threads import snapshot
 
 EVENTS_MAX: Final = 1000
 """The process keeps at most this many events; a new one replaces the oldest."""
@@ -93,7 +94,7 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 def latest_events(count: int = EVENTS_MAX) -> list[Event]:
     """Return up to ``count`` of the latest events of this process, the newest last."""
-    return list(_LOG.get().latest)[-count:] if count > 0 else []
+    return snapshot(_LOG.get().latest)[-count:] if count > 0 else []
 
 
 def _single_line(text: str) -> str:

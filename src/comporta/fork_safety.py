@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
-from weakref import WeakSet
+
+from comporta.weak_registry import WeakRegistry
 
 
 class Forkable(Protocol):
@@ -34,9 +35,9 @@ class ThreadOwner(Protocol):
         """Start the thread again. Runs in the parent."""
 
 
-_forkables: WeakSet[Forkable] = WeakSet()
-_thread_owners: WeakSet[ThreadOwner] = WeakSet()
-_module_locks: WeakSet[Any] = WeakSet()
+_forkables: WeakRegistry[Forkable] = WeakRegistry()
+_thread_owners: WeakRegistry[ThreadOwner] = WeakRegistry()
+_module_locks: WeakRegistry[Any] = WeakRegistry()
 
 
 def register(forkable: Forkable) -> None:
@@ -60,9 +61,9 @@ def reinit_lock_after_fork(lock: Any) -> None:
 
 
 def _reset_child() -> None:
-    for lock in list(_module_locks):
+    for lock in _module_locks.live():
         reinit_lock(lock)
-    _call_all(forkable.after_fork for forkable in list(_forkables))
+    _call_all(forkable.after_fork for forkable in _forkables.live())
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:
@@ -78,11 +79,11 @@ def _call_all(calls: Iterable[Callable[[], None]]) -> None:
 
 
 def _pause_threads() -> None:
-    _call_all(owner.before_fork for owner in list(_thread_owners))
+    _call_all(owner.before_fork for owner in _thread_owners.live())
 
 
 def _resume_threads() -> None:
-    _call_all(owner.after_fork_in_parent for owner in list(_thread_owners))
+    _call_all(owner.after_fork_in_parent for owner in _thread_owners.live())
 
 
 os.register_at_fork(before=_pause_threads, after_in_parent=_resume_threads, after_in_child=_reset_child)

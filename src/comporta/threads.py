@@ -17,10 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import TIMEOUT_MAX, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from comporta import fork_safety
 from comporta.runtime import RUNTIME, START_SECONDS_MAX, PerProcess
+
+T = TypeVar("T")
 
 _CONTEXTS_MAX = 10
 
@@ -49,6 +51,16 @@ class AutoResetEvent:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the event is set, for at most ``timeout`` seconds, and reset it; false if it was not."""
         return self._unset.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), TIMEOUT_MAX))
+
+
+def snapshot(items: deque[T]) -> list[T]:
+    """Return the items of a deque that other threads may change.
+
+    Without the GIL a copy fails if another thread changes the deque at the same moment, and is made again.
+    """
+    while True:
+        with suppress(RuntimeError):
+            return list(items.copy())
 
 
 class BackgroundThread:

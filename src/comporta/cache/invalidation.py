@@ -25,6 +25,7 @@ from comporta.stores.effects import Apply
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 from comporta.stores.lua import lua
 from comporta.stores.records import RECORD, ReadRecord
+from comporta.threads import snapshot
 
 NAMESPACE = "cache_changes"
 LOG_MAX = 200
@@ -132,6 +133,7 @@ class Invalidations(HeartbeatSubscriber):
             self._invalidate(log, news)
 
     def _invalidate(self, log: InvalidationLog, news: int) -> None:
+        published = set(snapshot(self._published))
         for back, digest in enumerate(reversed(log.digests[-news:])):
-            if log.number - back not in self._published:
+            if log.number - back not in published:
                 self._local.invalidate(digest)

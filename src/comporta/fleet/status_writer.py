@@ -56,6 +56,7 @@ from comporta.stores.base import KEY_ERRORS
 from comporta.stores.history import SLOT_SECONDS, RecordHistory
 from comporta.stores.journal import APPEND_MAX, AppendToJournal
 from comporta.stores.records import ABSENT, WriteRecord
+from comporta.threads import snapshot
 
 if TYPE_CHECKING:
     from comporta.fleet.counters import PendingCounts
@@ -99,7 +100,7 @@ class EventBuffer:
 
     def snapshot(self) -> list[events.Event]:
         """Return all events, and keep them."""
-        return list(self._events.copy())
+        return snapshot(self._events)
 
     def take(self, count: int) -> list[events.Event]:
         """Remove and return the oldest events."""

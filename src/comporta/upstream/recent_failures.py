@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from comporta import fork_safety
 from comporta.runtime import RUNTIME
+from comporta.threads import snapshot
 
 FAILURES_MAX: Final = 5
 TEXT_CHARS_MAX: Final = 200
@@ -35,7 +36,7 @@ class RecentFailures:
 
     def latest(self) -> list[RecordedFailure]:
         """Return the failures, the newest last."""
-        return list(self._failures.copy())
+        return snapshot(self._failures)
 
     def after_fork(self) -> None:
         """Drop the parent's failures in a forked child, which would publish them as its own."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
-from weakref import WeakSet
 
 from comporta.signatures import is_coroutine_callable
+from comporta.weak_registry import WeakRegistry
 
 
 class ReplaceableGuards:
@@ -22,7 +22,7 @@ class ReplaceableGuards:
 
     def __init__(self, owner: object) -> None:
         self._owner = owner
-        self._guards: WeakSet[_Guard] = WeakSet()
+        self._guards: WeakRegistry[_Guard] = WeakRegistry()
 
     def add(self, function: Callable[..., Any], make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
         """Return a function that calls what ``make`` returned last."""
@@ -41,7 +41,7 @@ class ReplaceableGuards:
 
     def make_again(self) -> None:
         """Make every guarded function again, with the current policies."""
-        for guard in list(self._guards):
+        for guard in self._guards.live():
             guard.call = guard.make()
 
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
-from weakref import WeakSet
 
 from comporta import fork_safety
 from comporta.clock import MONOTONIC
 from comporta.runtime import PerProcess, at_exit
 from comporta.stores.base import Store
 from comporta.threads import BackgroundThread
+from comporta.weak_registry import WeakRegistry
 
 _STOP_SECONDS = 1.0
 
@@ -49,7 +49,7 @@ class LeaseScheduler:
         self._callbacks: list[tuple[int, int, Callable[[], object]]] = []
         self._sequence = count()
         self._lock = Lock()
-        self._holders: WeakSet[LeaseHolder] = WeakSet()
+        self._holders: WeakRegistry[LeaseHolder] = WeakRegistry()
         self._run: BackgroundThread | None = None
         fork_safety.register(self)
         fork_safety.register_thread_owner(self)
@@ -76,12 +76,11 @@ class LeaseScheduler:
 
     def holders(self) -> list[LeaseHolder]:
         """Return the holders that were scheduled and still exist."""
-        with self._lock:
-            return list(self._holders)
+        return self._holders.live()
 
     def return_all(self) -> None:
         """Return the units of all holders."""
-        for holder in list(self._holders):
+        for holder in self._holders.live():
             with suppress(Exception):  # whatever happens, a lease expires by itself
                 holder.return_all()
 

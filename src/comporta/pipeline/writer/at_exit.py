@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import atexit
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
 
 from comporta.events import publish
 from comporta.flow import run
+from comporta.weak_registry import WeakRegistry
 
 if TYPE_CHECKING:
     from comporta.pipeline.writer.core import WriterCore
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 EXIT_SECONDS: Final = 30.0
 """How long the end of the program waits for each writer."""
 
-_open_writers: WeakSet[WriterCore] = WeakSet()
+_open_writers: WeakRegistry[WriterCore] = WeakRegistry()
 
 
 def close_at_exit(core: WriterCore) -> None:
     """Close this writer at the end of the program, unless it has been closed by then."""
-    if not _open_writers:
+    if not _open_writers.live():
         atexit.unregister(_close_all)
         atexit.register(_close_all)
     _open_writers.add(core)
 
 
 def _close_all() -> None:
-    for core in list(_open_writers):
+    for core in _open_writers.live():
         if core.abandoned:
             continue  # the caller that abandoned it has its rows, and it starts no further batch
         try:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Protocol
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import ref
 
 from comporta import events, fork_safety
 from comporta.clock import MONOTONIC, Clock
@@ -37,6 +37,7 @@ from comporta.stores.failover.registration import Registration, leave_registry
 from comporta.stores.failover.worker_count import WorkerCount
 from comporta.stores.failover.worker_registry import HEARTBEAT_SECONDS, Worker
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
+from comporta.weak_registry import WeakRegistry
 
 POLL_SECONDS = 0.2
 """How often the thread asks subscribers for operations by default."""
@@ -64,14 +65,14 @@ class Heartbeat:
 
     def __init__(self, store: HeartbeatOwner) -> None:
         self.poll_seconds = POLL_SECONDS
+        self._subscribers: WeakRegistry[HeartbeatSubscriber] = WeakRegistry()
         self.registration = Registration(store.address, store.clock)
-        self.recovery = Recovery(self.registration, self._live_subscribers, store.clock)
+        self.recovery = Recovery(self.registration, self._subscribers.live, store.clock)
         self.machine_workers = MACHINE_WORKERS.get()(store.address)
         self._clock = store.clock
         self._store_ref = ref(store)
         self._follower = ChangeFollower()
-        self.log_reads = LogReads(self._follower, self._live_subscribers, self.poll_soon, store.clock)
-        self._subscribers: WeakKeyDictionary[HeartbeatSubscriber, None] = WeakKeyDictionary()  # in order
+        self.log_reads = LogReads(self._follower, self._subscribers.live, self.poll_soon, store.clock)
         self._last_beat_ns = MONOTONIC.now_ns() - int(HEARTBEAT_SECONDS * 1e9)
         self._returned_ns = MONOTONIC.now_ns() - int(_RETURN_SECONDS * 1e9)
         self._lock = Lock()
@@ -125,8 +126,7 @@ class Heartbeat:
 
     def subscribe(self, subscriber: HeartbeatSubscriber) -> None:
         """Apply the subscriber's operations every ``POLL_SECONDS``, for as long as it is alive."""
-        with self._lock:
-            self._subscribers[subscriber] = None
+        self._subscribers.add(subscriber)
 
     def poll_soon(self) -> None:
         """Wake the thread: a subscriber has a new operation."""
@@ -202,7 +202,7 @@ class Heartbeat:
     def _beat(self, store: HeartbeatOwner, run: HeartbeatRun) -> None:
         primary = store.primary
         primary.verify()
-        if not self._read_changes(store, self._live_subscribers(), run.worker):
+        if not self._read_changes(store, self._subscribers.live(), run.worker):
             self.registration.record_heartbeat(store, run.worker)
             self._follower.mark_all_due()
         self._follower.read_due(primary)
@@ -235,7 +235,7 @@ class Heartbeat:
         Reads the change log first if a subscriber follows it closely, unless a heartbeat or a caller has just
         done so.
         """
-        primary, subscribers = store.primary, self._live_subscribers()
+        primary, subscribers = store.primary, self._subscribers.live()
         follows = primary.keeps_changes and any(each.follows_closely for each in subscribers)
         self.log_reads.is_wanted = follows
         if follows and not is_beat and not self.log_reads.confirm_recent(POLL_SECONDS):
@@ -253,11 +253,6 @@ class Heartbeat:
                 if not isinstance(reply, StateError):  # an error of one key: callers that use it get it too
                     subscriber.on_heartbeat_reply(reply)
         return follows or bool(polls)
-
-    def _live_subscribers(self) -> Sequence[HeartbeatSubscriber]:
-        with self._lock:
-            references = self._subscribers.keyrefs()
-        return [subscriber for each in references if (subscriber := each()) is not None]
 
 
 def _run_heartbeat(store_ref: ref[HeartbeatOwner], run: HeartbeatRun) -> None:
@@ -277,11 +272,11 @@ def _run_heartbeat(store_ref: ref[HeartbeatOwner], run: HeartbeatRun) -> None:
         run.wake.wait(pause)
 
 
-_running: PerProcess[WeakSet[Heartbeat]] = PerProcess(WeakSet)
+_running: PerProcess[WeakRegistry[Heartbeat]] = PerProcess(WeakRegistry)
 
 
 @at_exit
 def stop_all() -> None:
     """Remove this worker from all registries; also called when the interpreter exits."""
-    for heartbeat in list(_running.get()):
+    for heartbeat in _running.get().live():
         heartbeat.stop()

@@ -11,7 +11,6 @@ import re
 import sys
 from functools import partial
 from typing import TypeVar
-from weakref import WeakSet
 
 from comporta import events, fork_safety
 from comporta.clock import MONOTONIC, Clock
@@ -26,6 +25,7 @@ from comporta.stores.shared.layout import MEMORY_MB_DEFAULT, SLOT_BYTES, STATE_B
 from comporta.stores.shared.locked_table import LockedTable, run_locked
 from comporta.stores.shared.table import Table
 from comporta.validators import require_number
+from comporta.weak_registry import WeakRegistry
 
 R = TypeVar("R")
 
@@ -64,7 +64,7 @@ class SharedStore(Store):
             )
         self.clock = clock
         self.address = f"shared://{name}"
-        self._bound_limits: WeakSet[SharedBoundLimit] = WeakSet()
+        self._bound_limits: WeakRegistry[SharedBoundLimit] = WeakRegistry()
         self._directory = StateDirectory(directory_path(name), memory, boot_id())
         self.path = self._directory.path
         self._locked = LockedTable(self._directory, clock, lock_timeout, self.address)
@@ -141,7 +141,7 @@ class SharedStore(Store):
         locked = LockedTable(directory, self.clock, self.lock_timeout, self.address)
         self._close_retired()
         self._directory, self._retired, self._locked = directory, self._locked, locked
-        for bound in list(self._bound_limits):
+        for bound in self._bound_limits.live():
             bound.use_table(locked)
 
     def _close_retired(self) -> None:
@@ -161,7 +161,7 @@ class SharedStore(Store):
     def after_fork(self) -> None:
         """Open this process's own locks."""
         if self._locked.reopen_locks():
-            for bound in self._bound_limits:
+            for bound in self._bound_limits.live():
                 bound.forget_locations()
 
     def _shard_records(self, lock: int, space: str) -> dict[str, bytes]:
