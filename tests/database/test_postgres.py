@@ -120,7 +120,9 @@ def test_server__frozen__raises_unavailable_in_time_and_recovers(
     assert database.read(ONE, {}) == [(1,)]
     postgres.freeze()
     try:
-        with pytest.raises(DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether it took"):
+        with pytest.raises(
+            DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether the call took"
+        ):
             database.write([ONE], {})
         with pytest.raises(DatabaseUnavailableError, match="timeout expired"):
             database.read(ONE, {})

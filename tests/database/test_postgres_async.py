@@ -296,7 +296,7 @@ def test_server__frozen__raises_unavailable_in_time_and_recovers(
         postgres.freeze()
         try:
             with pytest.raises(
-                DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether it took"
+                DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether the call took"
             ):
                 await database.write_async([ONE], {})
             with pytest.raises(DatabaseUnavailableError, match="timeout expired"):

@@ -163,7 +163,10 @@ class PostgresDatabase:
         deadline = RUNTIME.monotonic() + seconds
         free, idle = self._permits, self._idle
         if not free.acquire(timeout=max(seconds, 0)):
-            raise DatabaseBusyError(f"{self.address}: all {self._connections} connections are in use")
+            raise DatabaseBusyError(
+                f"{self.address}: all {self._connections} connections are in use; allow more with "
+                "?connections= in the URL"
+            )
         connection = None
         try:
             connection = self._pop_idle() or self._connector.connect(deadline)
