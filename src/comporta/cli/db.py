@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import click
 from rich.table import Table
@@ -103,8 +102,7 @@ def connect_existing(url: str | None) -> Iterator[Database]:
 
 def is_missing(database: Database) -> bool:
     """Whether the database is a file that does not exist, which opening would create."""
-    path: Path | None = getattr(database, "path", None)
-    return path is not None and not path.exists()
+    return database.path is not None and not database.path.exists()
 
 
 def _all_pending() -> list[MigrationStatus]:

@@ -48,6 +48,7 @@ class PostgresDatabase:
     """See :class:`comporta.database.base.Database`."""
 
     dialect = "postgresql"
+    path = None
     reads_directly = False
 
     def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, connections: int = CONNECTIONS) -> None:
