@@ -15,12 +15,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from comporta import fork_safety
 from comporta.breaker.admission import Admission
-from comporta.breaker.cached_state import NEVER_NS, CachedState
+from comporta.breaker.cached_state import CachedState
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.counters import CallCounters
 from comporta.breaker.operation import BreakerOperation
 from comporta.breaker.operation_builder import OperationBuilder
 from comporta.breaker.poller import CircuitPoller
+from comporta.breaker.reply_times import NEVER_NS
 from comporta.breaker.state import FORCED_CLOSED, CircuitReply
 from comporta.breaker.store_clock import StoreClock
 from comporta.breaker.transitions import publish
