@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.console import json_option, new_table, print_rows, show_spinner
+from comporta.cli.console import json_option, new_table, print_rows, show_spinner, utc_time
 from comporta.cli.database_option import DATABASE_HELP, database_argument
 from comporta.database import migrations
 from comporta.database.base import Database
@@ -121,4 +120,4 @@ def _table(rows: Sequence[MigrationStatus]) -> Table:
 
 
 def _applied_time(at: float | None) -> str:
-    return "pending" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "pending" if at is None else utc_time(at)
