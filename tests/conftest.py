@@ -346,17 +346,17 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Create all tables once in an SQLite database; tests get a copy of its file."""
-    return _migrated(f"sqlite:///{tmp_path_factory.mktemp('migrated')}/test.db")
+    return _migrate(f"sqlite:///{tmp_path_factory.mktemp('migrated')}/test.db")
 
 
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres: PostgresServer) -> str:
     """Create all tables once in a PostgreSQL; tests get truncated tables."""
     postgres.command("CREATE SCHEMA migrated")
-    return _migrated(postgres.schema_url("migrated"))
+    return _migrate(postgres.schema_url("migrated"))
 
 
-def _migrated(url: str) -> str:
+def _migrate(url: str) -> str:
     database = open_database(url)
     CacheTables(database).migrate()
     database.close()

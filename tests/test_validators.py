@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from comporta.validators import range_text, require_choice, require_integer, require_number, require_text
+from comporta.validators import (
+    range_text,
+    require_bool,
+    require_choice,
+    require_integer,
+    require_number,
+    require_text,
+)
 
 
 @pytest.mark.parametrize("value", [1, 7, 10])
@@ -25,6 +32,17 @@ def test_require_integer__other_type__is_a_type_error(value: Any) -> None:
 def test_require_integer__value_out_of_range__names_field_range_and_value(value: int) -> None:
     with pytest.raises(ValueError, match=rf"^size must be 1 to 10, got {value}$"):
         require_integer("size", value, 1, 10)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_require_bool__bool__is_returned(value: bool) -> None:
+    assert require_bool("shadow", value) is value
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", None])
+def test_require_bool__anything_else__is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^shadow must be a bool, got {value!r}$"):
+        require_bool("shadow", value)
 
 
 @pytest.mark.parametrize("value", [0.5, 1, 60])

@@ -109,6 +109,14 @@ def running_loop() -> asyncio.AbstractEventLoop:
         raise missing_loop_error() from None
 
 
+def is_task_cancelled() -> bool:
+    """Return whether the running task itself is being cancelled, not something that it awaits."""
+    from asyncio import current_task  # noqa: PLC0415 - see clock.py
+
+    task = current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _is_in_trio() -> bool:
     trio = sys.modules.get("trio")
     try:

@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[[], object])
 HOST_CHARS_MAX = 64
 
 START_SECONDS_MAX = 2.0
-"""How long the start of a thread is awaited."""
+"""How many seconds a caller waits for a thread to start."""
 
 _objects: dict[PerProcess[Any], Any] = {}
 _followers: list[Callable[[], None]] = []

@@ -131,7 +131,10 @@ def run_cleanup(work: Callable[..., object], *args: Any) -> None:
 
 
 def is_from_destruction(error: BaseException | None) -> bool:
-    """Whether an exception, even one of its cleanup, ends a coroutine or generator under destruction."""
+    """Whether an exception ends a coroutine or generator that the interpreter destroys.
+
+    The interpreter raises ``GeneratorExit`` inside it; an error in its cleanup has that as its context.
+    """
     for _ in range(_CONTEXTS_MAX):
         if error is None or isinstance(error, GeneratorExit):
             break
@@ -151,8 +154,8 @@ class _DeferredWork:
 
     def add(self, work: Callable[..., object], args: tuple[Any, ...]) -> None:
         self._calls.append((work, args))
-        if not self._lock.locked():  # the thread that holds it looks for more after it has released it
-            with suppress(RuntimeError):  # the interpreter is shutting down, or the next cleanup tries again
+        if not self._lock.locked():  # a thread that holds it checks for further calls after the release
+            with suppress(RuntimeError):  # no thread can be started: the next call of add() tries again
                 RUNTIME.start_bare_thread(self._run)
 
     def _run(self) -> None:  # pragma: no cover - runs on a thread that no tracer sees

@@ -23,6 +23,13 @@ def require_integer(name: str, value: Any, minimum: int | None = None, maximum: 
     return value
 
 
+def require_bool(name: str, value: Any) -> bool:
+    """Return ``value`` if it is ``True`` or ``False``."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {value!r:.100}")
+    return value
+
+
 def require_number(
     name: str,
     value: Any,

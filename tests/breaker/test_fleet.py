@@ -47,7 +47,7 @@ def backend(tmp_path: Path) -> str:
     return str(tmp_path / "backend")
 
 
-def tripped(url: str, **config: Any) -> CircuitBreaker:
+def open_circuit(url: str, **config: Any) -> CircuitBreaker:
     """Open a circuit from this process."""
     breaker = CircuitBreaker(NAME, state=url, **config)
     while not breaker.is_degraded:
@@ -70,7 +70,7 @@ def test_fleet__half_open_with_400_callers_in_four_processes__admits_exactly_the
 ) -> None:
     probes = 3
     config = {"threshold": 1, "cooldown_seconds": 0.2, "probes": probes, "probe_seconds": 300}
-    breaker = tripped(url, **config)
+    breaker = open_circuit(url, **config)
     wait_until(lambda: breaker.sync.get_state().phase == "half_open", "half-open", 60)
     with start_workers(4, "crowd", url=url, backend=backend, config=config, callers=100) as workers:
         admitted = run_together(workers)
@@ -84,7 +84,7 @@ def test_fleet__half_open_with_400_callers_in_four_processes__admits_exactly_the
 
 def test_fleet__probing_worker_is_killed__recovers_at_the_probes_deadline(url: str, backend: str) -> None:
     config = {"threshold": 1, "cooldown_seconds": 0.2, "probe_seconds": 2.0}
-    tripped(url, **config)
+    open_circuit(url, **config)
     arguments = {"url": url, "backend": backend, "config": config}
     with (
         start_workers(2, "call_until_admitted", **arguments) as callers,
@@ -107,7 +107,7 @@ def test_fleet__server_dies_while_open__no_call_reaches_the_backend_or_takes_lon
     config = {"threshold": 1, "cooldown_seconds": 600}
     arguments = {"backend": backend, "config": config, "seconds": 1.0, "use_async": use_async}
     with Server() as server:
-        tripped(f"{server.url}?timeout=5", **config)
+        open_circuit(f"{server.url}?timeout=5", **config)
         close_stores()
         with start_workers(3, "call_steadily", url=server.url, **arguments) as workers:
             getattr(server, how)()
@@ -131,7 +131,7 @@ def test_fleet__forked_child_opens_the_circuit__the_parent_sees_it(url: str) -> 
 def test_fleet__server_pauses_in_the_middle_of_a_streak__opens_and_forgets_nothing(
     backend: str, outage_seconds: float, use_async: bool
 ) -> None:
-    """Three failures are counted; those of all workers go on while the server does not answer."""
+    """Workers continue from the three shared failures while the server does not answer."""
     threshold, counted, workers = 5, 3, 4
     config: dict[str, Any] = {"threshold": threshold, "cooldown_seconds": 600}
     arguments = {"backend": backend, "config": config, "workers": workers, "use_async": use_async}

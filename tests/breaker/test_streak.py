@@ -76,7 +76,7 @@ def test_streak__success_between_failures_on_a_server__restarts_it() -> None:
 
 
 def test_store_clock__replies__bound_the_time_of_the_store_from_below() -> None:
-    clock = StoreClock(is_same=False)
+    clock = StoreClock()
     assert clock.to_store_us(5) == -1
     clock.record(1_000_100, 50, 150)
     assert clock.to_store_us(150) == 1_000_100

@@ -44,7 +44,7 @@ def launch(playwright: Playwright) -> Browser:
 
 def find_executable(playwright: Playwright) -> str | None:
     """Return the path of a Chromium, installing one if necessary."""
-    return _from_environment() or _on_path() or _from_debian() or _downloaded(playwright)
+    return _from_environment() or _on_path() or _from_debian() or _playwright_path(playwright)
 
 
 def _from_environment() -> str | None:
@@ -62,7 +62,7 @@ def _from_debian() -> str | None:
     return _on_path() if install_package("chromium") else None
 
 
-def _downloaded(playwright: Playwright) -> str | None:
+def _playwright_path(playwright: Playwright) -> str | None:
     path = Path(playwright.chromium.executable_path)
     if not path.exists():
         run_installer(sys.executable, "-m", "playwright", "install", "chromium")

@@ -14,24 +14,26 @@ DATA = ("/v1/dashboard", "/v1/dashboard/history", "/v1/dashboard/stream", "/dash
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def locked_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     token = {"COMPORTA_SERVICE_DASHBOARD_TOKEN": DASHBOARD_TOKEN}
     with start_fleet(1, tmp_path_factory.mktemp("locked"), **token) as started:
         yield started
 
 
-def test_data__without_the_token__is_refused(locked: Fleet) -> None:
+def test_data__without_the_token__is_refused(locked_fleet: Fleet) -> None:
     for path in DATA:
-        assert CLIENT.get(f"{locked.address}{path}").status_code == 401
+        assert CLIENT.get(f"{locked_fleet.address}{path}").status_code == 401
         wrong = {"authorization": "Bearer not-the-token-at-all"}
-        assert CLIENT.get(f"{locked.address}{path}", headers=wrong).status_code == 401
+        assert CLIENT.get(f"{locked_fleet.address}{path}", headers=wrong).status_code == 401
 
 
-def test_page__without_the_token__asks_for_it_and_shows_nothing(browser: Browser, locked: Fleet) -> None:
-    with WatchedPage.on(browser, locked.address) as watched:
+def test_page__without_the_token__asks_for_it_and_shows_nothing(
+    browser: Browser, locked_fleet: Fleet
+) -> None:
+    with WatchedPage.on(browser, locked_fleet.address) as watched:
         watched.expected.append("401")
         page = watched.page
-        page.goto(locked.address)
+        page.goto(locked_fleet.address)
         expect(page.get_by_label("Dashboard token")).to_be_focused()
         expect(page.locator("#upstreams")).to_have_count(0)
 
@@ -50,16 +52,16 @@ def test_page__without_the_token__asks_for_it_and_shows_nothing(browser: Browser
         expect(page.get_by_label("Dashboard token")).to_be_visible()
 
 
-def test_page__session_no_longer_valid__redirects_to_sign_in(browser: Browser, locked: Fleet) -> None:
-    with WatchedPage.on(browser, locked.address) as watched:
+def test_page__session_no_longer_valid__redirects_to_sign_in(browser: Browser, locked_fleet: Fleet) -> None:
+    with WatchedPage.on(browser, locked_fleet.address) as watched:
         watched.expected += ["401", "ERR_"]
         page = watched.page
-        page.goto(locked.address)
+        page.goto(locked_fleet.address)
         page.get_by_label("Dashboard token").fill(DASHBOARD_TOKEN)
         page.keyboard.press("Enter")
         watched.wait_live()
         page.context.clear_cookies()
-        locked.workers[0].end()
-        locked.workers[0].start()
-        locked.workers[0].wait_ready()
+        locked_fleet.workers[0].end()
+        locked_fleet.workers[0].start()
+        locked_fleet.workers[0].wait_ready()
         expect(page.get_by_label("Dashboard token")).to_be_visible()

@@ -23,7 +23,7 @@ Q = {"q": "x"}
 CLEAR_BY_HAND = Statement("UPDATE search_results_cache SET degraded_until = NULL, fail_streak = 0")
 
 
-def refused(cache: CacheHarness, source: FakeSource) -> CacheUnavailableError:
+def catch_refusal(cache: CacheHarness, source: FakeSource) -> CacheUnavailableError:
     with pytest.raises(CacheUnavailableError) as caught:
         cache.fetch(Q, source)
     return caught.value
@@ -53,7 +53,7 @@ def test_fetch__key_in_backoff_with_nothing_cached__does_not_use_the_database(
     forbid_database(cache, monkeypatch)
     clock.advance(0.5)
     for _ in range(3):
-        error = refused(cache, source)
+        error = catch_refusal(cache, source)
         assert error.retry_after == pytest.approx(59.5, abs=0.01)
         assert source.calls == 1
         assert str(error.__cause__) == "down"
@@ -68,9 +68,9 @@ def test_fetch__another_worker_failed__is_refused_from_memory_after_one_claim(
 ) -> None:
     fail(make_cache(), source)
     cache = make_cache()
-    refused(cache, source)
+    catch_refusal(cache, source)
     forbid_database(cache, monkeypatch)
-    assert refused(cache, source).__cause__ is None
+    assert catch_refusal(cache, source).__cause__ is None
     monkeypatch.undo()
 
 
@@ -87,7 +87,7 @@ def test_fetch__still_in_backoff_after_a_second__reads_the_key_without_writing(
         monkeypatch.setattr(cache.cache._core.database, name, written)
     for _ in range(3):
         clock.advance(1)
-        refused(cache, source)
+        catch_refusal(cache, source)
     monkeypatch.undo()
     clock.advance(57)
     assert cache.fetch(Q, source).value == ["a"]
@@ -98,7 +98,7 @@ def test_fetch__backoff_cleared_by_hand__loads_within_a_second(
 ) -> None:
     cache = make_cache()
     fail(cache, source)
-    refused(cache, source)
+    catch_refusal(cache, source)
     database.write([CLEAR_BY_HAND], {})
     clock.advance(1)
     assert cache.fetch(Q, source).value == ["a"]
@@ -107,7 +107,7 @@ def test_fetch__backoff_cleared_by_hand__loads_within_a_second(
 def test_fetch__forced_or_saved_meanwhile__is_served(make_cache: MakeCache, source: FakeSource) -> None:
     cache = make_cache(local_bytes=1)  # so that memory holds refusals only
     fail(cache, source)
-    refused(cache, source)
+    catch_refusal(cache, source)
     assert cache.fetch(Q, source, force=True).value == ["a"]
     assert cache.fetch(Q, source).source == "database"
     other = make_cache()
@@ -186,7 +186,7 @@ def test_fetch__another_worker_stored_a_result_unheard__serves_it_within_a_secon
 ) -> None:
     cache, other = make_cache(scope=scope), make_cache(scope=scope)  # without a store that both share
     fail(cache, source)
-    refused(cache, source)
+    catch_refusal(cache, source)
     other.save_to_cache("ana", Q, ["stored"])
     clock.advance(1)
     assert cache.fetch(Q, source).value == ["stored"]
@@ -220,7 +220,7 @@ def test_fetch__database_is_down__is_refused_by_the_backoff_of_this_process(
     fail(cache, source)
     for seconds in (0, 1, 1):
         clock.advance(seconds)
-        assert refused(cache, source).retry_after == pytest.approx(60, abs=3)
+        assert catch_refusal(cache, source).retry_after == pytest.approx(60, abs=3)
     assert source.calls == 1
     monkeypatch.undo()
 

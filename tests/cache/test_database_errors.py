@@ -62,17 +62,18 @@ def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FaultyDat
             HealthCache(database, migrate=True, state="memory://").sync.close()
             server.command("TRUNCATE search_results_cache, search_cache_tags, search_fetches")
             yield FaultyDatabase(
-                database, {"down": lambda: _killed(server), "read-only": lambda: _read_only(server)}[fault]
+                database,
+                {"down": lambda: _kill_server(server), "read-only": lambda: _read_only(server)}[fault],
             )
         return
     path = tmp_path / "x.db"
     with closing(open_database(f"sqlite:///{path}?timeout=0.2")) as database:
         HealthCache(database, migrate=True, state="memory://").sync.close()
         faults: dict[str, Fault] = {
-            "locked": lambda: _locked(path),
+            "locked": lambda: _lock_file(path),
             "full": lambda: _with_setting(database, "max_page_count", "1", "1073741823"),
             "read-only": lambda: _with_setting(database, "query_only", "1", "0"),
-            "down": lambda: _moved(path),
+            "down": lambda: _move_file(path),
         }
         yield FaultyDatabase(database, faults[fault])
 
@@ -86,7 +87,7 @@ def _readable(database: Database) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock_file(path: Path) -> Iterator[None]:
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         yield
@@ -102,7 +103,7 @@ def _with_setting(database: Database, setting: str, bad: str, good: str) -> Iter
 
 
 @contextmanager
-def _moved(path: Path) -> Iterator[None]:
+def _move_file(path: Path) -> Iterator[None]:
     aside = path.with_name("aside")
     aside.mkdir()
     moved = list(path.parent.glob("x.db*"))
@@ -117,7 +118,7 @@ def _moved(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _killed(server: PostgresServer) -> Iterator[None]:
+def _kill_server(server: PostgresServer) -> Iterator[None]:
     server.kill()
     yield
     server.start()

@@ -66,7 +66,7 @@ def start(source: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def refused(source: Path, *arguments: str) -> str:
+def refusal_text(source: Path, *arguments: str) -> str:
     result: Result = run("run", str(source), *arguments)
     assert result.exit_code == 2
     return result.stderr
@@ -224,13 +224,13 @@ def test_run__shared_with_a_wrong_option__is_refused(
     arguments: list[str], message: str, server: RecordedUpstream, tmp_path: Path
 ) -> None:
     given = options(server, f"sqlite:///{tmp_path}/out.db", *arguments)
-    text = " ".join(refused(lines(tmp_path), *given).split())
+    text = " ".join(refusal_text(lines(tmp_path), *given).split())
     assert message in text
     assert "secret" not in text
 
 
 def test_run__shared_from_a_pipe__is_refused(server: RecordedUpstream, tmp_path: Path) -> None:
-    text = refused(Path("-"), *options(server, f"sqlite:///{tmp_path}/out.db"))
+    text = refusal_text(Path("-"), *options(server, f"sqlite:///{tmp_path}/out.db"))
     assert "must be a file, which every worker reads" in text
 
 
@@ -249,7 +249,7 @@ def test_run__option_of_shared_runs_alone__is_refused(
     arguments: list[str], message: str, server: RecordedUpstream, tmp_path: Path
 ) -> None:
     given = ["--url", f"{server.url}/{{line}}", "--output", str(tmp_path / "out.db"), *arguments]
-    text = refused(lines(tmp_path), *given)
+    text = refusal_text(lines(tmp_path), *given)
     assert message in text
     assert "secret" not in text
 
@@ -258,7 +258,7 @@ def test_run__option_of_shared_runs_alone__is_refused(
 
 
 @pytest.fixture
-def finished(server: RecordedUpstream, output: str, tmp_path: Path) -> str:
+def finished_run(server: RecordedUpstream, output: str, tmp_path: Path) -> str:
     """Return the id of a run that is finished, with a dead letter."""
     source = tmp_path / "in.txt"
     source.write_text("n1\nn2\n\xff\n", encoding="latin-1")
@@ -268,18 +268,18 @@ def finished(server: RecordedUpstream, output: str, tmp_path: Path) -> str:
     return overview(output).run_id
 
 
-def test_runs_list__finished_run__shows_its_counts(finished: str, output: str) -> None:
+def test_runs_list__finished_run__shows_its_counts(finished_run: str, output: str) -> None:
     [record] = run_json("runs", "list", "--database", output)
-    assert (record["run"], record["name"], record["status"]) == (finished, "in.txt", "finished")
+    assert (record["run"], record["name"], record["status"]) == (finished_run, "in.txt", "finished")
     assert (record["lines"], record["done"], record["written"], record["dead"]) == (3, 3, 2, 1)
     assert (record["method"], record["table"], record["workers_live"]) == ("GET", "results", 0)
     text = run("runs", "list", "--database", output).stdout
-    assert finished in text
+    assert finished_run in text
     assert "finished" in text
 
 
-def test_runs_show__finished_run__shows_its_workers(finished: str, output: str) -> None:
-    record: Any = json.loads(run("runs", "show", finished, "--database", output, "--json").stdout)
+def test_runs_show__finished_run__shows_its_workers(finished_run: str, output: str) -> None:
+    record: Any = json.loads(run("runs", "show", finished_run, "--database", output, "--json").stdout)
     [worker] = record["workers"]
     assert (worker["written"], worker["dead"], worker["held"], worker["is_live"]) == (2, 1, 0, False)
     text = run("runs", "show", "in.txt", "--database", output).stdout
@@ -313,45 +313,45 @@ def test_runs_show__run_at_work__shows_rates_and_held_lines(
     assert "was removed" in stderr
 
 
-def test_runs_show__run_that_is_not_loaded__says_how_many_lines_are(finished: str, output: str) -> None:
+def test_runs_show__run_that_is_not_loaded__says_how_many_lines_are(finished_run: str, output: str) -> None:
     change(output, "UPDATE comporta_runs SET loaded_at_us = NULL, finished_at_us = NULL")
     change(output, "DELETE FROM comporta_run_workers")
-    text = run("runs", "show", finished[:6], "--database", output).stdout
+    text = run("runs", "show", finished_run[:6], "--database", output).stdout
     assert "waiting" in text
     assert "0 of 3 loaded so far done" in text
 
 
 def test_runs_dead__run_with_a_dead_letter__is_input_of_another_run(
-    finished: str, output: str, tmp_path: Path
+    finished_run: str, output: str, tmp_path: Path
 ) -> None:
-    printed = run("runs", "dead", finished, "--database", output).stdout
+    printed = run("runs", "dead", finished_run, "--database", output).stdout
     [letter] = [json.loads(line) for line in printed.splitlines()]
     assert printed.endswith("}\n")
-    assert run_json("runs", "dead", finished, "--database", output) == [letter]
+    assert run_json("runs", "dead", finished_run, "--database", output) == [letter]
     change(output, "DELETE FROM comporta_run_dead_letters")
-    assert run("runs", "dead", finished, "--database", output).stdout == ""
-    assert run_json("runs", "dead", finished, "--database", output) == []
+    assert run("runs", "dead", finished_run, "--database", output).stdout == ""
+    assert run_json("runs", "dead", finished_run, "--database", output) == []
     assert letter["reason"] == "line 3 is not UTF-8: byte 1 is 0xff"
-    assert letter["id"] == f"{finished}-2"
+    assert letter["id"] == f"{finished_run}-2"
 
 
-def test_runs_remove__finished_run__keeps_its_rows(finished: str, output: str) -> None:
-    result = run("runs", "remove", finished, "--database", output)
-    assert result.stdout == f"Removed run {finished} (in.txt).\n"
+def test_runs_remove__finished_run__keeps_its_rows(finished_run: str, output: str) -> None:
+    result = run("runs", "remove", finished_run, "--database", output)
+    assert result.stdout == f"Removed run {finished_run} (in.txt).\n"
     assert select(output, "SELECT count(*) FROM results") == [(2,)]
     for table in ("comporta_runs", "comporta_run_workers", "comporta_run_dead_letters"):
         assert select(output, f"SELECT count(*) FROM {table}") == [(0,)]  # noqa: S608 - our own names
     assert "No shared run in" in run("runs", "list", "--database", output).stdout
 
 
-def test_runs__unknown_run__is_refused(finished: str, output: str) -> None:
+def test_runs__unknown_run__is_refused(finished_run: str, output: str) -> None:
     result = run("runs", "show", "nope", "--database", output)
     assert result.exit_code == 2
     assert "must name a run in" in result.stderr
 
 
 def test_runs__name_of_several_runs__is_refused(
-    finished: str, server: RecordedUpstream, output: str, tmp_path: Path
+    finished_run: str, server: RecordedUpstream, output: str, tmp_path: Path
 ) -> None:
     run("run", str(tmp_path / "in.txt"), *options(server, output, path="/other/{line}"))
     result = run("runs", "show", "in.txt", "--database", output)

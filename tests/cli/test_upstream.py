@@ -50,7 +50,7 @@ def state(url: str) -> Iterator[str]:
 
 
 @contextmanager
-def published(upstream: Upstream) -> Iterator[None]:
+def publish(upstream: Upstream) -> Iterator[None]:
     """Publish the status of one upstream."""
     publisher = FleetPublisher(upstream.store, {upstream.name: upstream}, FleetCounters())
     publisher.start()
@@ -175,7 +175,7 @@ def test_limit__set_and_revoked__shows_before_and_after(state: str) -> None:
 def test_limit__without_a_burst__keeps_a_burst_of_its_own(
     url: str, configured: str | LimitConfig, given: str, after: str
 ) -> None:
-    with published(worker_on(url, "one", configured)):
+    with publish(worker_on(url, "one", configured)):
         done = run("upstream", "limit", "one", given, "--state", url)
         assert f"→ {after}." in done.stdout
         assert worker_on(url, "one", configured).limiter.sync.stats().limit == int(after.rpartition(" ")[2])
@@ -183,7 +183,7 @@ def test_limit__without_a_burst__keeps_a_burst_of_its_own(
 
 def test_limit__upstream_with_named_limits__changes_the_first(url: str) -> None:
     limits = {"calls": "10/s", "words": "1000/minute"}
-    with published(Upstream("two", limits, state=url)):
+    with publish(Upstream("two", limits, state=url)):
         act("limit", "two", "5/s", "--state", url)
         assert Upstream("two", limits, state=url).sync.get_state().original == 5
 
@@ -192,20 +192,20 @@ def test_limit__further_limit_of_an_upstream__is_changed_shown_and_revoked(url: 
     limits = {"calls": "10/s", "words": "1000/minute"}
     upstream = Upstream("two", limits, state=url)
     which = ("--limit-name", "words", "--state", url)
-    with published(upstream):
+    with publish(upstream):
         done = run("upstream", "limit", "two", "700/minute", *which)
         assert done.stdout == (
             "two: limit words 16.67/s burst 1000 → 11.67/s burst 700. "
             "To revoke it: `comporta upstream limit two --revoke --limit-name words`.\n"
         )
         assert [limit.limit_text for limit in upstream.sync.get_state().limits] == ["10/s", "700/minute"]
-        assert "limit words set by an operator (1000/minute is configured)" in listed("two", url)
+        assert "limit words set by an operator (1000/minute is configured)" in list_line("two", url)
         shown = run("upstream", "show", "two", "--state", url).stdout
         assert "limit words  11.67/s burst 700 (1000/minute is configured)" in shown
         wrong = run("upstream", "limit", "two", "5/s", "--limit-name", "nix", "--state", url)
         assert "must be one of calls, words, got 'nix'" in wrong.stderr
         assert act("limit", "two", "--revoke", *which)["after"]["limits"][1]["limit_text"] == "1000/minute"
-        assert listed("two", url) == "two closed 10/s"
+        assert list_line("two", url) == "two closed 10/s"
         words = upstream.limits.limiters["words"] if upstream.limits else upstream.limiter
         words.sync.pause(60)
         assert act("resume", "two", "--state", url)["before"]["paused"] > 0
@@ -214,7 +214,7 @@ def test_limit__further_limit_of_an_upstream__is_changed_shown_and_revoked(url: 
 
 def test_limit__list_of_limits__names_the_second_after_the_upstream(url: str) -> None:
     upstream = Upstream("two", "10/s; 1000/minute", state=url)
-    with published(upstream):
+    with publish(upstream):
         act("limit", "two", "700/minute", "--limit-name", "two.2", "--state", url)
         assert [limit.limit_text for limit in upstream.sync.get_state().limits] == ["10/s", "700/minute"]
 
@@ -234,7 +234,7 @@ def test_show__upstream_that_failed__lists_the_last_failures(state: str) -> None
     assert len(act("show", "dead", "--state", state)["last_failures"]) == 3
 
 
-def listed(name: str, state: str) -> str:
+def list_line(name: str, state: str) -> str:
     """Return the line of an upstream in the list, with single spaces."""
     lines = run("upstream", "list", "--state", state).stdout.splitlines()
     return " ".join(next(line for line in lines if line.split()[:1] == [name]).split())
@@ -292,7 +292,7 @@ def test_unknown_name__is_refused_unless_unlisted(state: str) -> None:
 
 
 def test_upstream_without_a_breaker__is_not_opened(url: str) -> None:
-    with published(Upstream("plain", "10/s", breaker=False, state=url)):
+    with publish(Upstream("plain", "10/s", breaker=False, state=url)):
         refused = run("upstream", "open", "plain", "--state", url)
         assert "must be an upstream with a breaker, got 'plain'" in refused.stderr
         assert "no breaker" in run("upstream", "list", "--state", url).stdout
@@ -340,9 +340,9 @@ def test_list__unreachable_server__suggests_the_doctor() -> None:
     assert "run `comporta doctor redis://127.0.0.1:1/0`" in ran.stderr
 
 
-def action_texts(served: ServedProcess) -> list[str]:
+def action_texts(service: ServedProcess) -> list[str]:
     """Return the texts of what operators did, as the dashboard shows them."""
-    events = CLIENT.get(f"{served.address}/v1/dashboard").json()["events"]
+    events = CLIENT.get(f"{service.address}/v1/dashboard").json()["events"]
     return [event["text"] for event in events if event["kind"] == "admin"]
 
 
@@ -350,8 +350,8 @@ def test_service__every_verb__goes_through_the_admin_routes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPORTA_SERVICE_ADMIN_TOKEN", TOKEN)
-    with serve_process(tmp_path, admin_token=TOKEN) as served:
-        where = ("--service", served.address)
+    with serve_process(tmp_path, admin_token=TOKEN) as service:
+        where = ("--service", service.address)
         assert {each["name"] for each in run_json("upstream", "list", *where)} >= {"pncp", "pcp"}
         opened = act("open", "pncp", "--reason", "maintenance", *where)
         assert (opened["before"]["forced"], opened["after"]["forced"]) == (None, "open")
@@ -363,13 +363,13 @@ def test_service__every_verb__goes_through_the_admin_routes(
         assert act("resume", "pncp", *where)["after"]["paused"] == 0
         unknown = run("upstream", "open", "nix", "--unlisted", *where)
         assert "got 'nix'" in unknown.stderr
-        wait_until(lambda: "resume (by admin_token)" in action_texts(served))
-        assert action_texts(served).count("open breaker maintenance (by admin_token)") == 1
+        wait_until(lambda: "resume (by admin_token)" in action_texts(service))
+        assert action_texts(service).count("open breaker maintenance (by admin_token)") == 1
         token_file = tmp_path / "token"
         token_file.write_text("another-token-of-operators\n")
         denied = run("upstream", "list", *where, "--token-file", str(token_file))
     assert denied.exit_code == 1
-    assert denied.stderr.startswith(f"Error: {served.address}: 401, the admin token must be sent")
+    assert denied.stderr.startswith(f"Error: {service.address}: 401, the admin token must be sent")
     assert TOKEN not in denied.output
 
 
@@ -383,7 +383,7 @@ def is_rejected(upstream: Upstream) -> bool:
 
 
 @pytest.fixture
-def served(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedProcess]:
+def service(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedProcess]:
     """Run a service on the state of this process, which is then another program."""
     monkeypatch.setenv("COMPORTA_SERVICE_ADMIN_TOKEN", TOKEN)
     with serve_process(tmp_path, admin_token=TOKEN, COMPORTA_STATE=url) as started:
@@ -391,14 +391,14 @@ def served(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def test_service__upstream_of_another_program__every_verb_binds_that_program(
-    url: str, served: ServedProcess
+    url: str, service: ServedProcess
 ) -> None:
-    where = ("--service", served.address)
+    where = ("--service", service.address)
     breaker = BreakerConfig(threshold=2, cooldown_seconds=300)
     upstream = Upstream(
         "billing", {"calls": "5/s burst 3", "words": "1000/minute"}, state=url, breaker=breaker, retry=False
     )
-    with published(upstream):
+    with publish(upstream):
         names = [each["name"] for each in run_json("upstream", "list", *where)]
         assert names == ["billing", "pcp", "pncp"]
         assert "limit calls  5/s burst 3" in run("upstream", "show", "billing", *where).stdout
@@ -422,26 +422,26 @@ def test_service__upstream_of_another_program__every_verb_binds_that_program(
         assert upstream.sync.get_state().paused > 0
         assert act("resume", "billing", *where)["after"]["paused"] == 0
         assert upstream.sync.get_state().paused == 0
-        wait_until(lambda: "resume (by admin_token)" in action_texts(served))
-        assert action_texts(served).count("open breaker invoices (by admin_token)") == 1
+        wait_until(lambda: "resume (by admin_token)" in action_texts(service))
+        assert action_texts(service).count("open breaker invoices (by admin_token)") == 1
 
 
 def test_service__wrong_request_for_an_upstream_of_another_program__is_refused(
-    url: str, served: ServedProcess
+    url: str, service: ServedProcess
 ) -> None:
     def put(path: str, body: dict[str, Any]) -> tuple[int, str]:
         headers = {"authorization": f"Bearer {TOKEN}"}
-        reply = CLIENT.put(f"{served.address}/v1/admin/{path}", json=body, headers=headers)
+        reply = CLIENT.put(f"{service.address}/v1/admin/{path}", json=body, headers=headers)
         return reply.status_code, reply.json()["detail"]
 
-    with published(Upstream("plain", "10/s", breaker=False, state=url)):
-        opened = run("upstream", "open", "plain", "--unlisted", "--service", served.address)
+    with publish(Upstream("plain", "10/s", breaker=False, state=url)):
+        opened = run("upstream", "open", "plain", "--unlisted", "--service", service.address)
         assert "404, plain has no breaker" in opened.stderr
         detail = "limit_name must be left out, because plain has one limit, got 'words'"
         assert put("limits/plain?limit_name=words", {"limit": "5/s"}) == (404, detail)
         status, detail = put("limits/plain", {"limit": "fast"})
         assert (status, detail[:28]) == (422, "limit must look like '10/s',")
-        audit = CLIENT.get(f"{served.address}/v1/admin/audit", headers={"authorization": f"Bearer {TOKEN}"})
+        audit = CLIENT.get(f"{service.address}/v1/admin/audit", headers={"authorization": f"Bearer {TOKEN}"})
         assert audit.json() == {"actions": []}
 
 

@@ -17,7 +17,8 @@ from comporta import events
 from comporta.errors import StateUnavailableError
 from comporta.service.app import create_app
 from comporta.service.dashboard import live as lives
-from comporta.service.dashboard.live import EMPTY_HISTORY, RETRY_FIELD, CachedBytes, LiveUpdates, encode_event
+from comporta.service.dashboard.live import EMPTY_HISTORY, RETRY_FIELD, CachedBytes, LiveUpdates
+from comporta.service.server_sent_events import encode_event
 
 PATIENCE_SECONDS = 30.0
 

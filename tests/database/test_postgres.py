@@ -38,7 +38,7 @@ def database(postgres: PostgresServer) -> Iterator[PostgresDatabase]:
     opened.close()
 
 
-def raising(state: str) -> Statement:
+def failing_statement(state: str) -> Statement:
     """Return a statement that fails as the server would."""
     return Statement(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{state}'; END $$")
 
@@ -62,7 +62,7 @@ def test_write__server_error__raises_the_matching_error(
     database: PostgresDatabase, state: str, kind: type[DatabaseError]
 ) -> None:
     with pytest.raises(DatabaseError) as caught:
-        database.write([raising(state)], {})
+        database.write([failing_statement(state)], {})
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"{database.address}: ")
     assert database.read(ONE, {}) == [(1,)]
@@ -120,7 +120,9 @@ def test_server__frozen__raises_unavailable_in_time_and_recovers(
     assert database.read(ONE, {}) == [(1,)]
     postgres.freeze()
     try:
-        with pytest.raises(DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether it took"):
+        with pytest.raises(
+            DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether the call took"
+        ):
             database.write([ONE], {})
         with pytest.raises(DatabaseUnavailableError, match="timeout expired"):
             database.read(ONE, {})

@@ -75,14 +75,14 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @contextmanager
-def locked(observer: PostgresDatabase) -> Iterator[None]:
+def hold_lock(observer: PostgresDatabase) -> Iterator[None]:
     """Let ``LOCK`` wait."""
     with observer.transaction(60) as execute:
         execute(LOCK.postgresql)
         yield
 
 
-async def cancelled(call: Awaitable[T], when: Callable[[], object]) -> None:
+async def cancel_when(call: Awaitable[T], when: Callable[[], object]) -> None:
     """Start a call, and cancel it when a condition holds."""
     task = asyncio.ensure_future(call)
     await until(when)
@@ -103,7 +103,7 @@ def test_calls__one_after_another__use_one_connection_and_leave_the_loop_free(
         [[second], nothing] = await database.write_async([PID, Statement("SET LOCAL jit = off")], {})
         assert first == second
         assert nothing == []
-        with locked(observer):
+        with hold_lock(observer):
             reading = asyncio.ensure_future(database.read_async(LOCK, {}))
             await until(lambda: pool(database)._in_use)
             for _ in range(100):
@@ -133,8 +133,8 @@ def test_read__cancelled__connection_is_used_again(
 
     async def main() -> None:
         before = await database.read_async(PID, {})
-        with locked(observer):
-            await cancelled(database.read_async(LOCK, {}), lambda: pool(database)._in_use)
+        with hold_lock(observer):
+            await cancel_when(database.read_async(LOCK, {}), lambda: pool(database)._in_use)
         assert await database.read_async(PID, {}) == before  # after the rest of the reply
         assert await database.write_async([PID], {}) == [before]
 
@@ -149,8 +149,8 @@ def test_write__cancelled__runs_to_its_end(
     insert = Statement("INSERT INTO written VALUES (1)")
 
     async def main() -> None:
-        with locked(observer):
-            await cancelled(database.write_async([LOCK, insert], {}), lambda: pool(database)._in_use)
+        with hold_lock(observer):
+            await cancel_when(database.write_async([LOCK, insert], {}), lambda: pool(database)._in_use)
         assert await database.read_async(Statement("SELECT count(*) FROM written"), {}) == [(1,)]
 
     asyncio.run(main())
@@ -163,9 +163,9 @@ def test_loop__ends_during_a_cancelled_call__closes_the_connection(
 ) -> None:
     async def main() -> None:
         call = database.write_async([LOCK], {}) if write else database.read_async(LOCK, {})
-        await cancelled(call, lambda: pool(database)._in_use)
+        await cancel_when(call, lambda: pool(database)._in_use)
 
-    with locked(observer):
+    with hold_lock(observer):
         asyncio.run(main())
     wait_for_no_connections(observer)
 
@@ -179,7 +179,7 @@ def test_loop__ends_during_a_read__closes_the_connection(
         reading.add(asyncio.ensure_future(database.read_async(LOCK, {})))
         await until(lambda: pool(database)._in_use)
 
-    with locked(observer):
+    with hold_lock(observer):
         asyncio.run(main())
     assert all(each.cancelled() for each in reading)
     wait_for_no_connections(observer)
@@ -200,7 +200,7 @@ def test_open__caller_is_cancelled__connection_becomes_idle(
     monkeypatch.setattr(database._connector, "connect_for_loop", connect_late)
 
     async def main() -> None:
-        await cancelled(database.read_async(ONE, {}), called.is_set)
+        await cancel_when(database.read_async(ONE, {}), called.is_set)
         assert pool(database)._permits.locked()  # the connection counts already
         may_connect.set()
         await until(lambda: pool(database)._idle)
@@ -224,7 +224,7 @@ def test_open__caller_is_cancelled_and_it_fails__permit_is_released(
     monkeypatch.setattr(database._connector, "connect_for_loop", fail_late)
 
     async def main() -> None:
-        await cancelled(database.read_async(ONE, {}), called.is_set)
+        await cancel_when(database.read_async(ONE, {}), called.is_set)
         may_connect.set()
         with pytest.raises(DatabaseUnavailableError, match="down"):
             await database.read_async(ONE, {})
@@ -246,7 +246,7 @@ def test_open__setup_gets_no_answer__raises_unavailable_and_closes_the_connectio
     database._connector._timeout = 0.001
 
     async def main() -> None:
-        with locked(observer), pytest.raises(DatabaseUnavailableError, match="no answer within"):
+        with hold_lock(observer), pytest.raises(DatabaseUnavailableError, match="no answer within"):
             await database.read_async(ONE, {})
 
     asyncio.run(main())
@@ -296,7 +296,7 @@ def test_server__frozen__raises_unavailable_in_time_and_recovers(
         postgres.freeze()
         try:
             with pytest.raises(
-                DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether it took"
+                DatabaseUnavailableError, match=r"no answer within [01]\S* s; whether the call took"
             ):
                 await database.write_async([ONE], {})
             with pytest.raises(DatabaseUnavailableError, match="timeout expired"):
@@ -403,7 +403,7 @@ def test_close__connection_in_use__closes_it_when_it_is_returned(
 ) -> None:
     async def main() -> None:
         before = pool(database)
-        with locked(observer):
+        with hold_lock(observer):
             reading = asyncio.ensure_future(database.read_async(LOCK, {}))
             await until(lambda: before._in_use)
             await asyncio.to_thread(database.close)
@@ -465,7 +465,7 @@ def test_loop__closed_during_calls__they_leave_no_connection(
     calls: list[asyncio.Task[Any]] = []
     before, sys.unraisablehook = sys.unraisablehook, errors.append
     try:
-        with locked(observer):
+        with hold_lock(observer):
             loop.run_until_complete(start())
             loop.close()
             calls.clear()
@@ -482,7 +482,7 @@ def test_fork__child_reads__parent_keeps_its_connection(
 ) -> None:
     async def main() -> None:
         before = await database.read_async(PID, {})
-        with locked(observer):
+        with hold_lock(observer):
             waiting = asyncio.ensure_future(database.read_async(LOCK, {}))
             await until(lambda: pool(database)._in_use)
             child = os.fork()
@@ -524,7 +524,7 @@ def test_task__destroyed_in_a_forked_child__leaves_the_parents_connection(
     database: PostgresDatabase, observer: PostgresDatabase
 ) -> None:
     async def main() -> None:
-        with locked(observer):
+        with hold_lock(observer):
             reading = database.read_async(LOCK, {})
             task = asyncio.ensure_future(reading)
             await until(lambda: pool(database)._in_use)

@@ -104,7 +104,7 @@ def _expire_alike(local: MemoryStore, remote: RedisStore) -> None:
             remote.apply(DeleteRecord(f"{SPACE}:n", key))
 
 
-def _known() -> CircuitSnapshot:
+def _empty_snapshot() -> CircuitSnapshot:
     return CircuitSnapshot(EMPTY_CIRCUIT, ForcedState())
 
 
@@ -122,13 +122,13 @@ def test_lua__any_rules_steps_and_times__replies_as_python_does(
     granted: list[int] = []
     with redis_store(server, clock) as remote:
         for number, (request, word) in enumerate(script):
-            asked = _asked(clock, request, number, replies, granted)
+            asked = _make_request(clock, request, number, replies, granted)
             for store in (local, remote):
                 store.apply(
                     WriteRecord(FORCED_SPACE, "n", word, None) if word else DeleteRecord(FORCED_SPACE, "n")
                 )
             _expire_alike(local, remote)
-            operation = BreakerOperation("n", config._rules, asked, _known)
+            operation = BreakerOperation("n", config._rules, asked, _empty_snapshot)
             here = local.apply(operation)
             assert remote.apply(operation) == here
             assert remote.apply(ReadChanges(0)) == local.apply(ReadChanges(0))
@@ -137,7 +137,7 @@ def test_lua__any_rules_steps_and_times__replies_as_python_does(
                 granted.append(here.probe)
 
 
-def _asked(
+def _make_request(
     clock: ManualClock,
     request: tuple[object, ...],
     number: int,
@@ -164,6 +164,6 @@ def test_lua__several_breakers_in_one_call__replies_for_each_separately(server: 
     with redis_store(server, clock) as remote:
         asked = [("a", fail), ("b", look), ("a", fail), ("c", fail), ("a", look)]
         replies = remote.apply_many(
-            [BreakerOperation(name, config._rules, request, _known) for name, request in asked]
+            [BreakerOperation(name, config._rules, request, _empty_snapshot) for name, request in asked]
         )
     assert [(reply.phase, reply.failures) for reply in replies] == [(0, 1), (0, 0), (1, 2), (0, 1), (1, 2)]

@@ -57,7 +57,7 @@ def test_lua__any_history_reports_and_times__replies_as_python_does(
 def test_lua__any_journal_notes__replies_as_python_does_and_may_keep_more(
     valkey: Server, steps: list[tuple[list[bytes], int]]
 ) -> None:
-    """One keeps a number of bytes and the other a number of notes, so the older ones differ."""
+    """Python bounds the journal in bytes and the server in notes, so the oldest notes may differ."""
     local = MemoryStore(ManualClock())
     with redis_store(valkey) as remote:
         for noted, count in steps:

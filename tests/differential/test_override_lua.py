@@ -181,7 +181,7 @@ def test_lua__decisions_between_overrides__reply_as_python_does(
     amount: int,
     max_wait_us: int,
 ) -> None:
-    """Until a fraction of a token decides one differently: from there on the states differ."""
+    """Compare until rounding to a fraction of a token makes the two decide differently."""
     clock = ManualClock(1_800_000_000)
     local, strategy = MemoryStore(clock), limit.build_strategy()
     cost = min(amount, limit.capacity)

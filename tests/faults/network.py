@@ -26,7 +26,7 @@ TESTED_KEY = "rate_limiter:tested"
 """Occurs in the requests of the tested caller and not in those of its heartbeat."""
 
 UNREACHABLE = "cannot be (reached|used)"
-NO_ANSWER = "did not answer in time; it may have been carried out|still connecting"
+NO_ANSWER = "did not answer in time; the operation may have been carried out|still connecting"
 
 LOST_REPLIES = 100
 

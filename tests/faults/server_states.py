@@ -122,7 +122,7 @@ def _(env: FaultEnvironment) -> Iterator[None]:
 
 @fault("the server is loading its data")
 def _(env: FaultEnvironment) -> None:
-    with env.another(*_SLOW_TO_LOAD) as slow, _restarting(slow.server):
+    with env.another(*_SLOW_TO_LOAD) as slow, _restart_slowly(slow.server):
         caller, reliable = slow.caller(), slow.caller(options=RELIABLE)
         assert not caller.acquire()
         assert caller.fallback is not None
@@ -210,7 +210,7 @@ def _is_busy(server: Server) -> bool:
 
 
 @contextmanager
-def _restarting(server: Server) -> Iterator[None]:
+def _restart_slowly(server: Server) -> Iterator[None]:
     """Restart a server whose data takes a while to load, and run the body while it loads."""
     server.command("EVAL", _FILL, 0, _KEYS_TO_LOAD, 1 << 20)
     server.command("SAVE")

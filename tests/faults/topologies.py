@@ -86,7 +86,7 @@ def _(env: FaultEnvironment) -> None:
 
 @fault("the table of shared:// is full", BLOCKING)
 def _(env: FaultEnvironment) -> None:
-    with _shared() as name:
+    with _shared_state() as name:
         caller = env.caller_at(f"shared://{name}?memory=4", TWO_AT_ONCE, "tested")
         assert [caller.acquire("victim") for _ in range(3)] == [True, True, False]
         assert all(caller.limiter.sync.acquire(f"key-{number}") for number in range(40_000))
@@ -97,7 +97,7 @@ def _(env: FaultEnvironment) -> None:
 
 @fault("the table of shared:// has no room for a breaker, a permit or a record", BLOCKING)
 def _(env: FaultEnvironment) -> None:
-    with _shared() as name:
+    with _shared_state() as name:
         engine = SharedStore(name, memory=4)
         fill_with_records(engine)
         engine.close()
@@ -114,7 +114,7 @@ def _(env: FaultEnvironment) -> None:
 
 @fault("the directory of shared:// is removed", BLOCKING)
 def _(env: FaultEnvironment) -> None:
-    with _shared() as name:
+    with _shared_state() as name:
         caller = env.caller_at(f"shared://{name}", TWO_AT_ONCE, "tested")
         assert [caller.acquire() for _ in range(3)] == [True, True, False]
         shutil.rmtree(directory_path(name))
@@ -126,7 +126,7 @@ def _(env: FaultEnvironment) -> None:
 
 @fault("a process is stopped while it holds a lock of shared://")
 def _(env: FaultEnvironment) -> None:
-    with _shared() as name:
+    with _shared_state() as name:
         url = f"shared://{name}?lock_timeout=0.1"
         caller, fast = (
             env.caller_at(url, SLOW_REFILL, "tested"),
@@ -162,7 +162,7 @@ def _event_kinds(name: str) -> list[str]:
 
 
 @contextmanager
-def _shared() -> Iterator[str]:
+def _shared_state() -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex}"
     try:
         yield name

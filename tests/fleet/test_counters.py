@@ -10,7 +10,7 @@ from comporta.metrics import InMemoryMetrics
 from comporta.stores.history import COLUMNS, SERIES_MAX
 
 
-def counted(numbers: list[int]) -> dict[str, int]:
+def nonzero_counts(numbers: list[int]) -> dict[str, int]:
     return {name: number for name, number in zip(UPSTREAM_LAYOUT.sums, numbers, strict=False) if number}
 
 
@@ -30,7 +30,7 @@ def test_counters__upstream_calls__are_counted_by_outcome() -> None:
     assert counters._pending.series() == ["upstream.pncp"]
     numbers = counters._pending.drain("upstream.pncp")
     assert len(numbers) == COLUMNS
-    assert counted(numbers) == {
+    assert nonzero_counts(numbers) == {
         "calls": 11,
         "ok": 3,
         "failed": 1,

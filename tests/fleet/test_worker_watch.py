@@ -30,7 +30,7 @@ OTHER_NAME = f"{RUNTIME.host()}:17"
 
 
 @pytest.fixture
-def published() -> Iterator[list[events.Event]]:
+def published_events() -> Iterator[list[events.Event]]:
     received: list[events.Event] = []
     stop = events.listen(received.append)
     yield received
@@ -52,7 +52,7 @@ def beat(store: MemoryStore, *workers: Worker) -> None:
 
 
 def test_worker_watch__worker_silent__is_reported_once_after_a_second_look(
-    registry: MemoryStore, clock: ManualClock, published: list[events.Event]
+    registry: MemoryStore, clock: ManualClock, published_events: list[events.Event]
 ) -> None:
     watches = [WorkerWatch(registry), WorkerWatch(registry)]
     beat(registry, this_worker(), OTHER)
@@ -62,11 +62,11 @@ def test_worker_watch__worker_silent__is_reported_once_after_a_second_look(
     beat(registry, this_worker())
     for watch in watches:
         watch.check()
-    assert published == []
+    assert published_events == []
     assert all(watch.has_suspects for watch in watches)
     for watch in watches:
         watch.check()
-    [event] = published
+    [event] = published_events
     assert (event.kind, event.source, event.severity) == ("worker_lost", OTHER_NAME, "error")
     assert event.text == f"worker {OTHER_NAME} stopped responding: no heartbeat for 3 s"
     assert not any(watch.has_suspects for watch in watches)
@@ -74,15 +74,17 @@ def test_worker_watch__worker_silent__is_reported_once_after_a_second_look(
     beat(registry, OTHER)
     for watch in watches:
         watch.check()
-    assert published[1].text == f"worker {OTHER_NAME} responds again"
+    assert published_events[1].text == f"worker {OTHER_NAME} responds again"
     clock.advance(DEAD_SECONDS)
     beat(registry, this_worker())
     for watch in (*watches, *watches):
         watch.check()
-    assert [event.kind for event in published[2:]] == ["worker_lost"]
+    assert [event.kind for event in published_events[2:]] == ["worker_lost"]
 
 
-def test_worker_watch__worker_exits_normally__left(clock: ManualClock, published: list[events.Event]) -> None:
+def test_worker_watch__worker_exits_normally__left(
+    clock: ManualClock, published_events: list[events.Event]
+) -> None:
     failover, registry = manual_failover(clock)
     watches = [WorkerWatch(registry), WorkerWatch(registry)]
     beat(registry, this_worker(), OTHER)
@@ -91,11 +93,13 @@ def test_worker_watch__worker_exits_normally__left(clock: ManualClock, published
     leave_registry(failover, OTHER)
     for watch in watches:
         watch.check()
-    assert [(event.kind, event.text) for event in published] == [("worker_left", f"worker {OTHER_NAME} left")]
+    assert [(event.kind, event.text) for event in published_events] == [
+        ("worker_left", f"worker {OTHER_NAME} left")
+    ]
 
 
 def test_worker_watch__registry_lost_for_a_moment__reports_nothing(
-    registry: MemoryStore, clock: ManualClock, published: list[events.Event]
+    registry: MemoryStore, clock: ManualClock, published_events: list[events.Event]
 ) -> None:
     watch = WorkerWatch(registry)
     beat(registry, this_worker(), OTHER)
@@ -109,11 +113,11 @@ def test_worker_watch__registry_lost_for_a_moment__reports_nothing(
     watch.forget()
     watch.check()
     watch.check()
-    assert published == []
+    assert published_events == []
 
 
 def test_worker_watch__not_a_guard__looks_only_now_and_then(
-    registry: MemoryStore, clock: ManualClock, published: list[events.Event]
+    registry: MemoryStore, clock: ManualClock, published_events: list[events.Event]
 ) -> None:
     watch = WorkerWatch(registry)
     guards = [Worker(RUNTIME.host(), number, 0, number) for number in range(GUARDS)]
@@ -126,7 +130,7 @@ def test_worker_watch__not_a_guard__looks_only_now_and_then(
     watch.check()
     assert [*looked, watch.has_suspects] == [False, True]
     watch.check()
-    assert len(published) == GUARDS + 1, "this worker sends no heartbeats in this test either"
+    assert len(published_events) == GUARDS + 1, "this worker sends no heartbeats in this test either"
 
 
 def test_publisher__suspects__looks_again_within_a_second(registry: MemoryStore, clock: ManualClock) -> None:

@@ -131,7 +131,7 @@ def _permit_round(history: History, limit: ConcurrencyLimit, calls: int, draw: r
         method = draw.choice(("acquire", "acquire", "renew", "release")) if held else "acquire"
         if method == "acquire":
             request = ["acquire"]
-            permit = history.call(request, partial(_acquired, limit, request))
+            permit = history.call(request, partial(_acquire_permit, limit, request))
             held += [Permit(*request[1:])] if permit else []
         else:
             permit = draw.choice(held)
@@ -140,7 +140,7 @@ def _permit_round(history: History, limit: ConcurrencyLimit, calls: int, draw: r
                 held.remove(permit)
 
 
-def _acquired(limit: ConcurrencyLimit, request: list[str]) -> bool:
+def _acquire_permit(limit: ConcurrencyLimit, request: list[str]) -> bool:
     """Acquire a permit and add it to the request; a refusal is the same for every permit."""
     permit = limit.sync.acquire()
     request += permit or ("0" * 16, "refused:0")

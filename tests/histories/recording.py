@@ -54,7 +54,7 @@ def _check(state: str, specification: Specification, rounds: int, job: str, **ar
     """Check ``rounds`` histories in which calls of different processes overlap."""
     checked, seed = 0, arguments.pop("seed")
     for batch in range(BATCHES_MAX):
-        recorded = _recorded(state, RECORDED_FACTOR * rounds, job, seed=f"{seed}-{batch}", **arguments)
+        recorded = _record_rounds(state, RECORDED_FACTOR * rounds, job, seed=f"{seed}-{batch}", **arguments)
         for history in sorted(filter(has_overlap, recorded), key=unknown_us):
             if checked < rounds:
                 checked += _is_explained(history, specification)
@@ -63,7 +63,7 @@ def _check(state: str, specification: Specification, rounds: int, job: str, **ar
     raise AssertionError(f"only {checked} of {rounds} histories could be verified")
 
 
-def _recorded(state: str, rounds: int, job: str, **arguments: Any) -> list[list[Call]]:
+def _record_rounds(state: str, rounds: int, job: str, **arguments: Any) -> list[list[Call]]:
     url = state if "timeout=" in state else with_long_timeout(state)
     with start_workers(PROCESSES, job, url=url, rounds=rounds, calls=CALLS, **arguments) as workers:
         results = run_together(workers)

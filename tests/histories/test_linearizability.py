@@ -45,54 +45,54 @@ class Watch:
         return cast(Hashable, state)
 
 
-def explained(calls: list[tuple[int, int, Any, Any]], specification: Any) -> bool:
-    """Return the verdict on calls of different processes: began, ended, request, reply."""
+def is_explained(calls: list[tuple[int, int, Any, Any]], specification: Any) -> bool:
+    """Return whether some order explains the calls of different processes: began, ended, request, reply."""
     return is_linearizable([Call(number, *call) for number, call in enumerate(calls)], specification)
 
 
 def test_checker__no_calls__accepts() -> None:
-    assert explained([], Register())
+    assert is_explained([], Register())
 
 
 def test_checker__read_after_a_write__must_see_it() -> None:
-    assert explained([(0, 1, 7, None), (2, 3, "read", 7)], Register())
-    assert not explained([(0, 1, 7, None), (2, 3, "read", 0)], Register())
+    assert is_explained([(0, 1, 7, None), (2, 3, "read", 7)], Register())
+    assert not is_explained([(0, 1, 7, None), (2, 3, "read", 0)], Register())
 
 
 @pytest.mark.parametrize("seen", [0, 7])
 def test_checker__read_during_a_write__may_see_either(seen: int) -> None:
-    assert explained([(0, 9, 7, None), (2, 3, "read", seen)], Register())
+    assert is_explained([(0, 9, 7, None), (2, 3, "read", seen)], Register())
 
 
 def test_checker__two_reads_during_a_write__never_go_back() -> None:
-    assert explained([(0, 9, 7, None), (2, 3, "read", 0), (4, 5, "read", 7)], Register())
-    assert not explained([(0, 9, 7, None), (2, 3, "read", 7), (4, 5, "read", 0)], Register())
+    assert is_explained([(0, 9, 7, None), (2, 3, "read", 0), (4, 5, "read", 7)], Register())
+    assert not is_explained([(0, 9, 7, None), (2, 3, "read", 7), (4, 5, "read", 0)], Register())
 
 
 def test_checker__value_that_no_call_wrote__rejects() -> None:
-    assert not explained([(0, 9, 7, None), (0, 9, "read", 8)], Register())
+    assert not is_explained([(0, 9, 7, None), (0, 9, "read", 8)], Register())
 
 
 def test_checker__write_that_was_lost__rejects() -> None:
-    assert not explained([(0, 1, 1, None), (2, 3, 2, None), (4, 5, "read", 1)], Register())
+    assert not is_explained([(0, 1, 1, None), (2, 3, 2, None), (4, 5, "read", 1)], Register())
 
 
 def test_checker__moment_outside_of_its_call__rejects() -> None:
-    assert explained([(10, 20, "now", 15)], Watch())
-    assert not explained([(10, 20, "now", 9)], Watch())
-    assert not explained([(10, 20, "now", 21)], Watch())
+    assert is_explained([(10, 20, "now", 15)], Watch())
+    assert not is_explained([(10, 20, "now", 9)], Watch())
+    assert not is_explained([(10, 20, "now", 21)], Watch())
 
 
 def test_checker__overlapping_calls__take_their_moments_in_any_order() -> None:
-    assert explained([(10, 20, "now", 18), (10, 20, "now", 12)], Watch())
+    assert is_explained([(10, 20, "now", 18), (10, 20, "now", 12)], Watch())
 
 
 def test_checker__effect_that_changes_within_a_call__finds_the_moment() -> None:
     bucket = LimitSpecification(LimitConfig(1000, 1))
     calls = [(0, 0, ("acquire", 1), True), (500, 1500, ("acquire", 1), True)]
-    assert explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 500, 500])], bucket)
-    assert explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 999, 999])], bucket)
-    assert not explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 499, 499])], bucket)
+    assert is_explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 500, 500])], bucket)
+    assert is_explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 999, 999])], bucket)
+    assert not is_explained([*calls, (1500, 1500, ("decide", 1), [False, 0, 499, 499])], bucket)
 
 
 def test_checker__refusal_without_the_lock_during_a_release__may_see_the_state_before_it() -> None:
@@ -128,7 +128,7 @@ def test_limit__moments_worth_trying__are_all_that_explain_a_decision(strategy: 
 
 
 def essences_of(effects: Iterable[tuple[Any, Hashable]], reply: Any) -> set[Hashable]:
-    """Return what is left of the effects with a reply."""
+    """Return the effects that are possible with a reply."""
     return {essence for got, essence in effects if got == reply}
 
 
@@ -151,44 +151,44 @@ def test_limit__known_moment__is_not_moved_to_explain_a_decision() -> None:
 def test_limit__one_token_granted_twice__rejects() -> None:
     bucket = LimitSpecification(LimitConfig(10, 1))
     once = (0, 5, ("acquire", 1), True)
-    assert explained([once, (0, 5, ("acquire", 1), False)], bucket)
-    assert not explained([once, (0, 5, ("acquire", 1), True)], bucket)
-    assert explained([once, (0, 100_005, ("acquire", 1), True)], bucket)
+    assert is_explained([once, (0, 5, ("acquire", 1), False)], bucket)
+    assert not is_explained([once, (0, 5, ("acquire", 1), True)], bucket)
+    assert is_explained([once, (0, 100_005, ("acquire", 1), True)], bucket)
 
 
 def test_limit__refused_although_a_token_was_there__rejects() -> None:
     bucket = LimitSpecification(LimitConfig(10, 1))
-    assert not explained([(0, 5, ("acquire", 1), False)], bucket)
-    assert not explained([(0, 5, ("acquire", 1), True), (100_006, 100_007, ("acquire", 1), False)], bucket)
+    assert not is_explained([(0, 5, ("acquire", 1), False)], bucket)
+    assert not is_explained([(0, 5, ("acquire", 1), True), (100_006, 100_007, ("acquire", 1), False)], bucket)
 
 
 def test_limit__wait_that_no_moment_explains__rejects() -> None:
     bucket = LimitSpecification(LimitConfig(10, 1))
     taken = (0, 0, ("acquire", 1), True)
-    assert explained([taken, (40, 50, ("decide", 1), [False, 0, 99_955, 99_955])], bucket)
-    assert not explained([taken, (40, 50, ("decide", 1), [False, 0, 99_945, 99_945])], bucket)
+    assert is_explained([taken, (40, 50, ("decide", 1), [False, 0, 99_955, 99_955])], bucket)
+    assert not is_explained([taken, (40, 50, ("decide", 1), [False, 0, 99_945, 99_945])], bucket)
 
 
 def test_limit__lost_release_or_settlement__rejects() -> None:
     bucket = LimitSpecification(LimitConfig(10, 2))
     taken = (0, 0, ("decide", 2), [True, 0, 0, 200_000])
     back, debit = (1, 1, ("release", 1), None), (2, 2, ("settle", 1), True)
-    assert explained([taken, back, (3, 3, ("acquire", 1), True)], bucket)
-    assert not explained([taken, (3, 3, ("acquire", 1), True)], bucket)
-    assert explained([taken, back, debit, (3, 3, ("acquire", 1), False)], bucket)
-    assert not explained([taken, back, debit, (3, 3, ("acquire", 1), True)], bucket)
+    assert is_explained([taken, back, (3, 3, ("acquire", 1), True)], bucket)
+    assert not is_explained([taken, (3, 3, ("acquire", 1), True)], bucket)
+    assert is_explained([taken, back, debit, (3, 3, ("acquire", 1), False)], bucket)
+    assert not is_explained([taken, back, debit, (3, 3, ("acquire", 1), True)], bucket)
 
 
 def test_permits__one_permit_held_twice__rejects() -> None:
     permits = PermitSpecification(1)
     first = (0, 1, ("acquire", *ONE), True)
-    assert not explained([first, (2, 3, ("acquire", *TWO), True)], permits)
-    assert explained([first, (2, 3, ("acquire", *TWO), False)], permits)
-    assert explained([first, (2, 3, ("release", *ONE), None), (2, 5, ("acquire", *TWO), True)], permits)
+    assert not is_explained([first, (2, 3, ("acquire", *TWO), True)], permits)
+    assert is_explained([first, (2, 3, ("acquire", *TWO), False)], permits)
+    assert is_explained([first, (2, 3, ("release", *ONE), None), (2, 5, ("acquire", *TWO), True)], permits)
 
 
 def test_permits__renewed_after_its_release__rejects() -> None:
     permits = PermitSpecification(1)
     held = [(0, 1, ("acquire", *ONE), True), (2, 3, ("release", *ONE), None)]
-    assert explained([*held, (4, 5, ("renew", *ONE), False)], permits)
-    assert not explained([*held, (4, 5, ("renew", *ONE), True)], permits)
+    assert is_explained([*held, (4, 5, ("renew", *ONE), False)], permits)
+    assert not is_explained([*held, (4, 5, ("renew", *ONE), True)], permits)

@@ -31,11 +31,11 @@ async def stream(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def missing(_: web.Request) -> web.Response:
+async def raise_not_found(_: web.Request) -> web.Response:
     raise web.HTTPNotFound
 
 
-async def refused(_: web.Request) -> web.Response:
+async def raise_refusal(_: web.Request) -> web.Response:
     raise CircuitOpenError("pncp", "secret.internal does not answer", None, 12.1)
 
 
@@ -56,8 +56,8 @@ def application() -> web.Application:
     app = web.Application()
     app.router.add_get("/", hello)
     app.router.add_get("/stream", stream)
-    app.router.add_get("/missing", missing)
-    app.router.add_get("/refused", refused)
+    app.router.add_get("/missing", raise_not_found)
+    app.router.add_get("/refused", raise_refusal)
     app.router.add_get("/refused-late", refused_late)
     app.router.add_get("/ws", greet)
     return app

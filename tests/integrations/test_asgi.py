@@ -62,7 +62,7 @@ def store(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Store]
 
 
 @pytest.fixture
-def received() -> Iterator[list[Event]]:
+def received_events() -> Iterator[list[Event]]:
     events: list[Event] = []
     stop = listen(events.append)
     yield events
@@ -305,26 +305,26 @@ class TestUnusableStore:
         return limiter
 
     def test_on_error__open__passes_and_publishes_one_event_a_minute(
-        self, full: TokenBucketLimiter, clock: ManualClock, received: list[Event]
+        self, full: TokenBucketLimiter, clock: ManualClock, received_events: list[Event]
     ) -> None:
         app = RateLimitMiddleware(hello, full)
         for expected in (1, 2):
             for reply in replies(app, 20):
                 assert (reply.status, reply.headers) == (200, {"content-type": "text/plain"})
-            assert len(received) == expected
+            assert len(received_events) == expected
             clock.advance(60)
-        assert (received[0].kind, received[0].source) == ("inbound_undecided", "api")
-        assert "requests that cannot be counted pass without a limit: " in received[0].text
+        assert (received_events[0].kind, received_events[0].source) == ("inbound_undecided", "api")
+        assert "requests that cannot be counted pass without a limit: " in received_events[0].text
 
     def test_on_error__closed__answers_503_with_a_problem(
-        self, full: TokenBucketLimiter, received: list[Event]
+        self, full: TokenBucketLimiter, received_events: list[Event]
     ) -> None:
         [reply] = replies(RateLimitMiddleware(hello, full, on_error="closed"), 1)
         assert (reply.status, reply.headers["retry-after"]) == (503, "5")
         assert reply.problem["title"] == "Service Unavailable"
         assert reply.problem["retry_after"] == 5
         assert "api" not in reply.problem["detail"]
-        assert "requests that cannot be counted are refused" in received[0].text
+        assert "requests that cannot be counted are refused" in received_events[0].text
 
     def test_on_error__closed_and_known_client__is_still_counted(self, full: TokenBucketLimiter) -> None:
         app = RateLimitMiddleware(hello, full, key=lambda scope: scope["path"][1:], on_error="closed")
@@ -333,14 +333,14 @@ class TestUnusableStore:
 
 
 def test_on_error__password_rejected_at_startup__passes_and_hides_the_password(
-    received: list[Event],
+    received_events: list[Event],
 ) -> None:
     with Server(password=WRONG[::-1]) as locked:
         url = f"redis://:{WRONG}@127.0.0.1:{locked.port}/0?timeout=5"
         limiter = TokenBucketLimiter("1/hour", url, "locked")
         app = RateLimitMiddleware(hello, limiter)
         assert [reply.status for reply in replies(app, 3, limiter.store)] == [200, 200, 200]
-    events = [event for event in received if event.kind == "inbound_undecided"]
+    events = [event for event in received_events if event.kind == "inbound_undecided"]
     assert len(events) == 1
     assert WRONG not in events[0].text
 

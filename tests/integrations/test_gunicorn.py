@@ -31,7 +31,7 @@ SETUPS = {
 
 
 @contextmanager
-def served(state: str, gate: Path, *options: str) -> Iterator[tuple[GunicornServer, httpx2.Client]]:
+def serve_app(state: str, gate: Path, *options: str) -> Iterator[tuple[GunicornServer, httpx2.Client]]:
     """Serve the application with two workers, and yield a client that uses a connection for each request."""
     environ = {"COMPORTA_TEST_STATE": state, "COMPORTA_TEST_GATE": str(gate)}
     if "--preload" in options:
@@ -79,7 +79,7 @@ def test_workers__one_shared_limit__admit_exactly_it_and_return_what_they_hold(
 ) -> None:
     permits = ConcurrencyLimit("permits", PERMITS, state=shared_state)
     with (
-        served(shared_state, tmp_path / "gate", *SETUPS[setup]) as (server, client),
+        serve_app(shared_state, tmp_path / "gate", *SETUPS[setup]) as (server, client),
         ThreadPoolExecutor(PERMITS) as pool,
     ):
         responses = get_all(client, "/", 2 * ADMITTED)
@@ -98,7 +98,7 @@ def test_workers__one_shared_limit__admit_exactly_it_and_return_what_they_hold(
 
 
 def test_workers__reloaded__keep_the_limit_and_return_leases(shared_state: str, tmp_path: Path) -> None:
-    with served(shared_state, tmp_path / "gate", *GTHREAD) as (server, client):
+    with serve_app(shared_state, tmp_path / "gate", *GTHREAD) as (server, client):
         before = [*get_all(client, "/", ADMITTED // 2), *get_all(client, "/lease", 3)]
         server.reload()
         wait_until(lambda: leased_units_left(shared_state) == LEASED - 3)

@@ -18,14 +18,18 @@ async def hello(_: Request) -> PlainTextResponse:
     return PlainTextResponse("hello")
 
 
-async def refused(_: Request) -> PlainTextResponse:
+async def raise_refusal(_: Request) -> PlainTextResponse:
     raise CircuitOpenError("pncp", "secret.internal does not answer", None, 12.1)
 
 
 def application() -> Starlette:
     search = Middleware(RateLimitMiddleware, limiter=FixedWindowLimiter("1/hour", name="search"))
     return Starlette(
-        routes=[Route("/", hello), Route("/search", hello, middleware=[search]), Route("/refused", refused)],
+        routes=[
+            Route("/", hello),
+            Route("/search", hello, middleware=[search]),
+            Route("/refused", raise_refusal),
+        ],
         middleware=[
             Middleware(RateLimitMiddleware, limiter=FixedWindowLimiter("5/hour", name="all")),
             Middleware(RefusalMiddleware),

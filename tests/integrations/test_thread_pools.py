@@ -98,14 +98,14 @@ def test_executor__retries_in_several_threads__have_numbers_of_their_own(state: 
 
 
 def test_run_in_executor__blocking_client__shares_the_upstream_with_the_loop(
-    state: str, simulated: SimulatedUpstream
+    state: str, upstream_server: SimulatedUpstream
 ) -> None:
     upstream = Upstream(unique(), "20/hour", max_wait=30, max_concurrent=3, state=state)
 
     def get(page: int) -> int:
         with requests.Session() as session:
             session.mount("http://", upstream.sync.adapter())
-            return session.get(f"{simulated.url}/pages/{page}").status_code
+            return session.get(f"{upstream_server.url}/pages/{page}").status_code
 
     async def answer() -> int:
         await asyncio.sleep(0)
@@ -125,7 +125,7 @@ def test_run_in_executor__blocking_client__shares_the_upstream_with_the_loop(
 
 
 @pytest.fixture
-def simulated() -> Iterator[SimulatedUpstream]:
+def upstream_server() -> Iterator[SimulatedUpstream]:
     with SimulatedUpstream(rate=1000, burst=1000) as server:
         yield server
 

@@ -39,7 +39,7 @@ def used_up() -> TokenBucketLimiter:
     return limiter
 
 
-def taken() -> ConcurrencyLimit:
+def exhausted_limit() -> ConcurrencyLimit:
     permits = ConcurrencyLimit("taken", 1, state=MemoryStore())
     assert permits.sync.acquire()
     return permits
@@ -52,7 +52,7 @@ def upstream(**options: Any) -> Upstream:
 WAITS: dict[str, Callable[[], Awaitable[object]]] = {
     "limiter": lambda: used_up().acquire(timeout=5),
     "group": lambda: LimitGroup(used_up()).acquire([None], timeout=5),
-    "permits": lambda: taken().acquire(timeout=5),
+    "permits": lambda: exhausted_limit().acquire(timeout=5),
     "retry": lambda: Retry(retries=1).call(fail),
     "upstream": lambda: upstream(timeout=5).call(nothing),
     "channel": lambda: Channel(1).receive(),

@@ -69,7 +69,7 @@ def statuses(client: httpx2.Client, count: int, path: str = "/", **headers: str)
     return [client.get(path, headers=headers).status_code for _ in range(count)]
 
 
-def limited(app: WsgiApp, limit: str, **options: Any) -> WsgiApp:
+def limit_app(app: WsgiApp, limit: str, **options: Any) -> WsgiApp:
     return WsgiRateLimitMiddleware(
         app, FixedWindowLimiter(limit, MemoryStore(ManualClock()), "api"), **options
     )
@@ -100,7 +100,7 @@ def test_middleware__any_store__passes_with_headers_then_refuses(kind: str, valk
 
 
 def test_middleware__head_request_refused__has_no_body() -> None:
-    with serve(limited(hello, "1/hour")) as client:
+    with serve(limit_app(hello, "1/hour")) as client:
         client.get("/")
         refused = client.head("/")
     assert (refused.status_code, refused.content) == (429, b"")
@@ -114,7 +114,7 @@ def test_middleware__key_and_exempt_functions__receive_the_environment() -> None
     def is_health_check(environ: Environ) -> bool:
         return bool(environ["PATH_INFO"] == "/health")
 
-    with serve(limited(hello, "1/hour", key=by_user, exempt=is_health_check)) as client:
+    with serve(limit_app(hello, "1/hour", key=by_user, exempt=is_health_check)) as client:
         assert statuses(client, 3) == [200, 200, 200], "the key None is not limited"
         assert statuses(client, 2, **{"X-User": "ann"}) == [200, 429]
         assert statuses(client, 2, "/health", **{"X-User": "ann"}) == [200, 200]
@@ -127,7 +127,7 @@ def test_middleware__key_and_exempt_functions__receive_the_environment() -> None
 def test_middleware__forwarded_addresses__count_behind_trusted_proxies_only(
     proxies: list[str], admitted: int
 ) -> None:
-    with serve(limited(hello, "2/hour", trusted_proxies=proxies)) as client:
+    with serve(limit_app(hello, "2/hour", trusted_proxies=proxies)) as client:
         answers = [
             client.get("/", headers={"X-Forwarded-For": f"198.51.100.{number}, 192.0.2.{number % 2}"})
             for number in range(6)
@@ -184,7 +184,7 @@ async def never_awaited(_: Environ) -> Any: ...
 )
 def test_middleware__argument_that_wsgi_cannot_call__raises(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        limited(hello, "1/hour", **options)
+        limit_app(hello, "1/hour", **options)
 
 
 def test_middleware__error_response_with_exc_info__has_ratelimit_headers() -> None:
@@ -197,20 +197,20 @@ def test_middleware__error_response_with_exc_info__has_ratelimit_headers() -> No
             )
         return [b"oops"]
 
-    with serve(limited(failing, "5/hour")) as client:
+    with serve(limit_app(failing, "5/hour")) as client:
         answer = client.get("/")
     assert (answer.status_code, answer.headers["RateLimit"]) == (500, '"api";r=4;t=3600')
 
 
-def refusing(_: Environ, __: StartResponse) -> Iterable[bytes]:
+def refuse_call(_: Environ, __: StartResponse) -> Iterable[bytes]:
     raise CircuitOpenError("pncp", "secret.internal does not answer", None, 12.1)
 
 
 def refusing_generator(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    yield from refusing(environ, start_response)
+    yield from refuse_call(environ, start_response)
 
 
-@pytest.mark.parametrize("app", [refusing, refusing_generator])
+@pytest.mark.parametrize("app", [refuse_call, refusing_generator])
 def test_refusal_middleware__upstream_refusal__answers_503_without_details(app: WsgiApp) -> None:
     with serve(WsgiRefusalMiddleware(app), validate=False) as client:
         answer = client.get("/")
@@ -219,13 +219,13 @@ def test_refusal_middleware__upstream_refusal__answers_503_without_details(app: 
     assert "secret" not in answer.text
 
 
-def streaming(_: Environ, start_response: StartResponse) -> Iterable[bytes]:
+def stream_chunks(_: Environ, start_response: StartResponse) -> Iterable[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain")])
     yield b"first "
     yield b"second"
 
 
-@pytest.mark.parametrize(("app", "text"), [(hello, "hello"), (streaming, "first second")])
+@pytest.mark.parametrize(("app", "text"), [(hello, "hello"), (stream_chunks, "first second")])
 def test_refusal_middleware__no_refusal__passes_the_response(app: WsgiApp, text: str) -> None:
     with serve(WsgiRefusalMiddleware(app)) as client:
         assert client.get("/").text == text

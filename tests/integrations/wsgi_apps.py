@@ -16,7 +16,7 @@ STATE = os.environ.get("COMPORTA_TEST_STATE", "memory://")
 LIMIT = os.environ.get("COMPORTA_TEST_LIMIT", "1000/hour")
 
 
-def limited(app: WsgiApp) -> WsgiRateLimitMiddleware:
+def limit_app(app: WsgiApp) -> WsgiRateLimitMiddleware:
     """Limit an application, with one limit for each client."""
     limiter = FixedWindowLimiter(LIMIT, STATE, "inbound")
     return WsgiRateLimitMiddleware(app, limiter, exempt=lambda environ: environ["PATH_INFO"] == "/health")
@@ -45,7 +45,7 @@ def flask_app() -> WsgiApp:
         problem = refusal_problem(error)
         return problem.content, problem.status, problem.headers
 
-    app.wsgi_app = limited(app.wsgi_app)  # type: ignore[method-assign]
+    app.wsgi_app = limit_app(app.wsgi_app)  # type: ignore[method-assign]
     return app
 
 
@@ -86,4 +86,4 @@ def django_app() -> WsgiApp:
         MIDDLEWARE=["tests.integrations.wsgi_apps.django_refusals"],
         SECRET_KEY="for tests",  # noqa: S106 - nothing is signed with it
     )
-    return limited(get_wsgi_application())
+    return limit_app(get_wsgi_application())

@@ -28,7 +28,7 @@ def limit(strategy: LimitStrategy, **options: Any) -> LimitConfig:
     return LimitConfig(1, 10, 10, strategy, **options)
 
 
-def remaining(limiter: Face, key: str = "k") -> int:
+def units_left(limiter: Face, key: str = "k") -> int:
     left: int = limiter.peek(key).remaining
     return left
 
@@ -41,7 +41,7 @@ def test_settle__less_used_than_reserved__credits_the_difference(
     limiter = bench.limiter(limit(strategy))
     assert limiter.acquire("k", 8)
     assert limiter.settle("k", 8, 3, bench.clock.now_ns() / 1e9)
-    assert remaining(limiter) == 7
+    assert units_left(limiter) == 7
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
@@ -51,7 +51,7 @@ def test_settle__more_used_than_reserved__debits_the_difference(
     limiter = bench.limiter(limit(strategy))
     assert limiter.acquire("k", 2)
     assert limiter.settle("k", 2, 9)
-    assert remaining(limiter) == 1
+    assert units_left(limiter) == 1
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
@@ -59,7 +59,7 @@ def test_settle__as_much_used_as_reserved__changes_nothing(bench: Bench, strateg
     limiter = bench.limiter(limit(strategy))
     assert limiter.acquire("k", 2)
     assert not limiter.settle("k", 2, 2)
-    assert remaining(limiter) == 8
+    assert units_left(limiter) == 8
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
@@ -69,9 +69,9 @@ def test_settle__credit_after_the_window__is_void(bench: Bench, strategy: LimitS
     assert limiter.acquire("k", 8)
     bench.clock.advance(10)
     assert limiter.acquire("k", 5)
-    left = remaining(limiter)
+    left = units_left(limiter)
     assert not limiter.settle("k", 8, 3, granted_at)
-    assert remaining(limiter) == left
+    assert units_left(limiter) == left
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
@@ -80,9 +80,9 @@ def test_settle__key_without_a_state__voids_a_credit_and_keeps_a_debit(
 ) -> None:
     limiter = bench.limiter(limit(strategy))
     assert not limiter.settle("k", 8, 3)
-    assert remaining(limiter) == 10
+    assert units_left(limiter) == 10
     assert limiter.settle("k", 3, 8)
-    assert remaining(limiter) == 5
+    assert units_left(limiter) == 5
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
@@ -109,7 +109,7 @@ def test_settle__debt_that_takes_long_to_pay__is_not_forgotten_with_the_state(
     assert limiter.acquire("k", 10)
     assert limiter.settle("k", 10, 20)
     bench.clock.advance(115)  # longer than it takes to fill an empty bucket
-    assert remaining(limiter) <= 1
+    assert units_left(limiter) <= 1
 
 
 def test_settle__fixed_window__credits_only_what_the_same_window_granted(bench: Bench) -> None:
@@ -122,7 +122,7 @@ def test_settle__fixed_window__credits_only_what_the_same_window_granted(bench: 
     bench.clock.advance(2)
     assert limiter.acquire("k", 4)
     assert not limiter.settle("k", 6, 5, granted_at), "its window has ended, though it is 2 s old"
-    assert remaining(limiter) == 6
+    assert units_left(limiter) == 6
 
 
 def test_settle__fixed_window_that_has_ended__voids_a_credit_without_a_time(bench: Bench) -> None:
@@ -142,11 +142,11 @@ def test_settle__sliding_window__counts_the_real_cost_from_the_grant(bench: Benc
     bench.clock.advance(4)
     assert limiter.settle("k", 2, 5, first)
     assert limiter.settle("k", 5, 1, second)
-    assert remaining(limiter) == 4
+    assert units_left(limiter) == 4
     bench.clock.advance(2)  # the first call leaves the window, with its real cost
-    assert remaining(limiter) == 9
+    assert units_left(limiter) == 9
     bench.clock.advance(4)
-    assert remaining(limiter) == 10
+    assert units_left(limiter) == 10
 
 
 def test_settle__sliding_window__credit_larger_than_the_entry__goes_on_with_older_ones(bench: Bench) -> None:
@@ -158,10 +158,10 @@ def test_settle__sliding_window__credit_larger_than_the_entry__goes_on_with_olde
     bench.clock.advance(1)
     assert limiter.acquire("k", 3)
     assert limiter.settle("k", 5, 0, granted_at)
-    assert remaining(limiter) == 6
+    assert units_left(limiter) == 6
     assert limiter.settle("k", 5, 0, granted_at)
     assert not limiter.settle("k", 5, 0, granted_at), "nothing as old is left"
-    assert remaining(limiter) == 7
+    assert units_left(limiter) == 7
     assert limiter.settle("k", 9, 0)
     assert limiter.peek("k").reset_after == 0
 
@@ -173,9 +173,9 @@ def test_settle__sliding_window__debit_older_than_every_entry__counts_with_the_o
     assert limiter.acquire("k", 2)
     assert limiter.settle("k", 2, 6, granted_at)
     bench.clock.advance(9)
-    assert remaining(limiter) == 4
+    assert units_left(limiter) == 4
     bench.clock.advance(1)
-    assert remaining(limiter) == 10
+    assert units_left(limiter) == 10
 
 
 def test_settle__sliding_window__debit_after_the_window__counts_from_now(bench: Bench) -> None:
@@ -186,7 +186,7 @@ def test_settle__sliding_window__debit_after_the_window__counts_from_now(bench: 
     assert limiter.acquire("k", 1)
     assert limiter.settle("k", 2, 6, granted_at)
     bench.clock.advance(9)
-    assert remaining(limiter) == 5
+    assert units_left(limiter) == 5
 
 
 @pytest.mark.parametrize("strategy", LimitStrategy)
@@ -323,9 +323,9 @@ def test_reserve__used_is_set__settles_when_the_block_ends(bench: Bench) -> None
     budget = Block(bench, limiter).run(set_used(3), "k", 8)
     assert (budget.reserved, budget.used, budget.granted_at) == (8, 3, BEGIN)
     assert repr(budget) == "<Reservation of 8, used 3>"
-    assert remaining(limiter) == 7
+    assert units_left(limiter) == 7
     Block(bench, limiter).run(set_used(9), "k", 2)
-    assert remaining(limiter) == 0
+    assert units_left(limiter) == 0
     assert limiter.decide("k").retry_after == pytest.approx(0.3), "a debt of 2"
 
 
@@ -335,7 +335,7 @@ def test_reserve__used_as_reserved_or_unknown__leaves_the_estimate_spent(
 ) -> None:
     limiter = bench.limiter("10/s")
     Block(bench, limiter).run(lambda budget: used and set_used(used)(budget), "k", 8)
-    assert remaining(limiter) == 2
+    assert units_left(limiter) == 2
 
 
 def test_reserve__block_raises__leaves_the_estimate_spent(bench: Bench) -> None:
@@ -347,7 +347,7 @@ def test_reserve__block_raises__leaves_the_estimate_spent(bench: Bench) -> None:
 
     with pytest.raises(KeyError):
         Block(bench, limiter).run(fail, "k", 8)
-    assert remaining(limiter) == 2
+    assert units_left(limiter) == 2
 
 
 def test_reserve__no_capacity__raises_with_the_time_to_retry(bench: Bench) -> None:
@@ -356,7 +356,7 @@ def test_reserve__no_capacity__raises_with_the_time_to_retry(bench: Bench) -> No
     with pytest.raises(LimitReachedError, match=r"pncp: the limit of .* had no capacity for 5") as refusal:
         Block(bench, limiter).run(set_used(1), "k", 5)
     assert refusal.value.retry_after == pytest.approx(0.3)
-    assert remaining(limiter) == 2
+    assert units_left(limiter) == 2
 
 
 def test_reserve__timeout__waits_for_capacity(bench: Bench) -> None:
@@ -374,7 +374,7 @@ def test_reserve__others_wait__is_refused_behind_them(bench: Bench) -> None:
     with pytest.raises(LimitReachedError) as refusal:
         Block(bench, limiter).run(set_used(1), "k", 5)
     assert refusal.value.retry_after == 0, "the limit itself has capacity"
-    assert remaining(limiter) == 10
+    assert units_left(limiter) == 10
     queue.leave("k", waiter)
 
 

@@ -231,7 +231,7 @@ def test_strategy__monotonic_clock__counts_by_unix_time_and_follows_it() -> None
     assert state is not None
     assert (wait_us, state[1]) == (0, 1_799_971_200_000_000)
     assert timed.step(state, 6, 1) == (None, 57_599_999_994)
-    offsets[0] += 57_600_000_000  # somebody sets the machine's time
+    offsets[0] += 57_600_000_000  # an operator sets the machine's time
     assert timed.with_params(strategy.params).step(state, 6, 1)[1] == 0
     assert timed.expires_us(state) == 57_600_000_000
     assert timed.used_units(state, 5) == 0

@@ -95,7 +95,7 @@ def end(limits: CallLimits, permit: Permit | None) -> None:
     run(limits._permits._end_call_flow(permit))
 
 
-def held(limits: CallLimits) -> int:
+def count_held(limits: CallLimits) -> int:
     """Return how many permits the store holds, without flushing."""
     return len(limits._permits.store.apply(ListHolders(limits._permits._pool)))
 
@@ -112,28 +112,28 @@ def demand(amount: int = 1) -> LimitDemand:
 def test_acquire__both_available__takes_one_of_each(store: Store) -> None:
     limits = limits_on(store)
     assert isinstance(acquire(limits), ReusablePermit)
-    assert (held(limits), tokens(limits)) == (1, 9)
+    assert (count_held(limits), tokens(limits)) == (1, 9)
 
 
 def test_acquire__no_permit_free__takes_no_token(store: Store) -> None:
     limits = limits_on(store, most=1)
     assert acquire(limits) is not None
     assert acquire(limits) is None
-    assert (held(limits), tokens(limits)) == (1, 9)
+    assert (count_held(limits), tokens(limits)) == (1, 9)
 
 
 def test_acquire__no_token_left__takes_no_permit(store: Store) -> None:
     limits = limits_on(store, "1/s burst 1")
     assert acquire(limits) is not None
     assert acquire(limits) is None
-    assert (held(limits), tokens(limits)) == (1, 0)
+    assert (count_held(limits), tokens(limits)) == (1, 0)
 
 
 def test_acquire__limit_is_paused__takes_neither(store: Store, clock: ManualClock) -> None:
     limits = limits_on(store)
     run(limits._flows.overrides.pause_flow(5))
     assert acquire(limits) is None
-    assert (held(limits), tokens(limits)) == (0, 10)
+    assert (count_held(limits), tokens(limits)) == (0, 10)
     clock.advance(5)
     assert acquire(limits) is not None
 
@@ -191,7 +191,7 @@ def test_acquire__permit_was_granted_10_ms_ago__releases_it_and_takes_another(
     clock.advance(0.01)
     second = acquire(limits)
     assert second not in (None, first)
-    assert held(limits) == 1
+    assert count_held(limits) == 1
 
 
 def test_end__another_process_waits__releases_at_once(store: Store, clock: ManualClock) -> None:
@@ -205,7 +205,7 @@ def test_end__another_process_waits__releases_at_once(store: Store, clock: Manua
     permit_granted = acquire(limits)
     assert type(permit_granted) is Permit
     end(limits, permit_granted)
-    assert held(limits) == 0
+    assert count_held(limits) == 0
 
 
 def test_end__a_caller_of_this_process_waits__it_gets_the_permit(
@@ -225,15 +225,15 @@ def test_end__a_caller_of_this_process_waits__it_gets_the_permit(
 def test_held_back__no_further_call__the_thread_releases_it(store: Store) -> None:
     limits = limits_on(store)
     end(limits, acquire(limits))
-    wait_until(lambda: held(limits) == 0)
+    wait_until(lambda: count_held(limits) == 0)
 
 
 def test_held_back__program_exits__is_released(store: Store, paused_scheduler: LeaseScheduler) -> None:
     limits = limits_on(store)
     end(limits, acquire(limits))
-    assert (held(limits), limits._returns.held_units()) == (1, 0)
+    assert (count_held(limits), limits._returns.held_units()) == (1, 0)
     paused_scheduler.return_all()
-    assert held(limits) == 0
+    assert count_held(limits) == 0
 
 
 def test_held_back__another_limit_of_the_same_name__acquires_the_permit(
@@ -289,7 +289,7 @@ def test_held_back__cancelled_while_releasing__is_released_later_and_never_used_
     with pytest.raises(asyncio.CancelledError):
         flow.throw(asyncio.CancelledError())
     assert limits.take_held_back() is None
-    assert held(limits) == 1
+    assert count_held(limits) == 1
     assert limits._permits.sync.in_use() == 0
 
 
@@ -305,7 +305,7 @@ def test_held_back__another_thread_is_releasing_it__a_call_still_gets_a_permit(
     reply = effect.block()
     with pytest.raises(StopIteration):
         flush.send(reply)
-    assert held(limits) == 1
+    assert count_held(limits) == 1
 
 
 def test_held_back__store_fails_while_releasing__does_not_raise(
@@ -326,13 +326,13 @@ def test_held_back__too_many__the_next_is_released_at_once(
     permits = [acquire(limits) for _ in range(HELD_BACK_MAX + 1)]
     for permit in permits:
         end(limits, permit)
-    assert held(limits) == HELD_BACK_MAX
+    assert count_held(limits) == HELD_BACK_MAX
 
 
 def test_held_back__permit_expires_soon__is_released_at_once(clock: ManualClock) -> None:
     limits = limits_on(MemoryStore(clock), permit_ttl=0.5)
     end(limits, acquire(limits))
-    assert held(limits) == 0
+    assert count_held(limits) == 0
 
 
 def test_held_back__no_thread_can_start__is_released_at_once(
@@ -343,7 +343,7 @@ def test_held_back__no_thread_can_start__is_released_at_once(
     monkeypatch.setitem(RUNTIME.process_objects(), SCHEDULER, made)
     limits = limits_on(MemoryStore(clock))
     end(limits, acquire(limits))
-    assert held(limits) == 0
+    assert count_held(limits) == 0
 
 
 def test_held_back__no_thread_and_another_caller_took_it__is_not_released(clock: ManualClock) -> None:
@@ -376,7 +376,7 @@ def test_fork__permits_held_back__stay_with_the_parent(
     end(limits, acquire(limits))
     limits._returns.after_fork()
     assert limits.take_held_back() is None
-    assert held(limits) == 1
+    assert count_held(limits) == 1
 
 
 def test_outage__permits_held_back__are_released_after_recovery(
@@ -428,7 +428,7 @@ def test_lease__permit_and_leased_token__takes_only_the_permit_from_the_store(cl
     limits = CallLimits(permits, BaseLimiter(LimitConfig(1, 2, lease=True), store, "pncp"))
     granted = [acquire(limits) for _ in range(3)]
     assert sum(permit is not None for permit in granted) == 2
-    assert held(limits) == 2
+    assert count_held(limits) == 2
 
 
 def test_lease__no_token_left__the_permit_is_released(

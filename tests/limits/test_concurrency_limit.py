@@ -624,7 +624,7 @@ class Losing(FailingStore):
         raise StateTimeoutError("no reply in time")
 
 
-def losing() -> tuple[FailoverStore, Losing]:
+def make_losing_store() -> tuple[FailoverStore, Losing]:
     primary = Losing(ManualClock())
     store = FailoverStore(lambda: primary, f"test://{uuid.uuid4().hex}", primary.clock)
     store.heartbeat = ManualHeartbeat(store)
@@ -632,7 +632,7 @@ def losing() -> tuple[FailoverStore, Losing]:
 
 
 def test_recovery__replies_lost__releases_permits_that_may_be_granted() -> None:
-    store, _ = losing()
+    store, _ = make_losing_store()
     store.heartbeat.worker_count.record(5)
     limit = ConcurrencyLimit("pncp", 10, state=store)
 
@@ -726,7 +726,7 @@ def test_own_permits__too_many_to_release__are_left_to_expire() -> None:
 
 
 def test_acquire__cancelled_before_the_reply__its_permit_comes_back() -> None:
-    store, primary = losing()
+    store, primary = make_losing_store()
     limit = ConcurrencyLimit("pncp", 1, state=store)
     primary.silent = True
 
@@ -742,7 +742,7 @@ def test_acquire__cancelled_before_the_reply__its_permit_comes_back() -> None:
 
 
 def test_release__cancelled_before_it_was_sent__is_sent_by_the_heartbeat() -> None:
-    store, primary = losing()
+    store, primary = make_losing_store()
     limit = ConcurrencyLimit("pncp", 1, state=store)
     permit = got(limit.sync.acquire())
     primary.silent = True

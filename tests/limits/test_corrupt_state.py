@@ -81,12 +81,12 @@ def client(server: Server) -> Iterator[Any]:
         yield client
 
 
-def drained(store: RedisStore, take: AcquireOperation) -> None:
+def drain(store: RedisStore, take: AcquireOperation) -> None:
     for _ in range(CAPACITY):
         store.apply(take)
 
 
-def watched(store: RedisStore, clock: ManualClock, take: AcquireOperation) -> list[float]:
+def record_grants(store: RedisStore, clock: ManualClock, take: AcquireOperation) -> list[float]:
     """Take as much as possible for a while, and return the time of each grant."""
     began_ns = clock.now_ns()
     granted = []
@@ -117,19 +117,19 @@ def test_corrupt_state__any_field__neither_blocks_nor_exceeds_the_limit(
 ) -> None:
     take = AcquireOperation(LimitDefinition(limit.build_strategy(), "n"), "k", 1)
     ask = LimitOperation([LimitDemand(limit.build_strategy(), "n", "k", first)])
-    drained(store, take)
+    drain(store, take)
     sound = client.hgetall(KEY)
     for field in sound:
         for value in [*POISON, None]:
             client.delete(KEY)
-            client.hset(KEY, mapping=shifted(sound, clock))
+            client.hset(KEY, mapping=recent_state(sound, clock))
             client.hdel(KEY, field) if value is None else client.hset(KEY, field, value)
             [seen] = store.apply(ask)
             assert 0 <= seen.remaining <= CAPACITY, (field, value)
-            check(watched(store, clock, take), limit, (field, value))
+            check(record_grants(store, clock, take), limit, (field, value))
 
 
-def shifted(sound: dict[str, str], clock: ManualClock) -> dict[str, str]:
+def recent_state(sound: dict[str, str], clock: ManualClock) -> dict[str, str]:
     """Return a state as a limiter would have written it just now."""
     now = clock.now_ns() // 1000
     found = dict(sound)
@@ -148,9 +148,9 @@ def test_corrupt_state__ends_of_the_log__neither_blocks_nor_exceeds_the_limit(
 ) -> None:
     limit = LimitConfig(RATE, CAPACITY, WINDOW, LimitStrategy.SLIDING_WINDOW)
     take = AcquireOperation(LimitDefinition(limit.build_strategy(), "n"), "k", 1)
-    drained(store, take)
+    drain(store, take)
     client.hset(KEY, mapping={"head": head, "tail": head + length - 1})
-    check(watched(store, clock, take), limit, (head, length))
+    check(record_grants(store, clock, take), limit, (head, length))
 
 
 @pytest.mark.parametrize("hours", [1, -1, 24 * 400, -24 * 400])
@@ -158,6 +158,6 @@ def test_server_clock__jumps__neither_blocks_nor_exceeds_the_limit(
     store: RedisStore, clock: ManualClock, limit: LimitConfig, hours: int
 ) -> None:
     take = AcquireOperation(LimitDefinition(limit.build_strategy(), "n"), "k", 1)
-    drained(store, take)
+    drain(store, take)
     clock.advance(3600 * hours)
-    check(watched(store, clock, take), limit, hours)
+    check(record_grants(store, clock, take), limit, hours)

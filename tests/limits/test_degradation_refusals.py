@@ -25,7 +25,7 @@ RULES = {"steps": 900, "accepted": 850, "cubic": 800}
 """The limit after one refusal, of 1000."""
 
 
-def degraded(bench: Bench, rule: str = "cubic", **options: Any) -> Face:
+def make_degradation(bench: Bench, rule: str = "cubic", **options: Any) -> Face:
     """Return a degradation of a limit of 1000/s."""
     return bench.degradation(bench.limiter(LimitConfig(1000, 1000)), rule=rule, **options)
 
@@ -47,7 +47,7 @@ def successes(bench: Bench, degradation: Face, seconds: float) -> float:
 
 @pytest.mark.parametrize(("rule", "once"), RULES.items())
 def test_refusals__twenty_at_once__lower_the_limit_once(bench: Bench, rule: str, once: int) -> None:
-    degradation = degraded(bench, rule)
+    degradation = make_degradation(bench, rule)
     for _ in range(20):
         degradation.record_error(took=0.1)
         bench.clock.advance(0.001)
@@ -56,7 +56,7 @@ def test_refusals__twenty_at_once__lower_the_limit_once(bench: Bench, rule: str,
 
 @pytest.mark.parametrize("rule", RULES)
 def test_refusal__of_a_call_sent_after_the_last_drop__lowers_the_limit_again(bench: Bench, rule: str) -> None:
-    degradation = degraded(bench, rule, round_trip=0.01)
+    degradation = make_degradation(bench, rule, round_trip=0.01)
     degradation.record_error(took=0.1)
     once = limit_of(degradation)
     bench.clock.advance(0.2)
@@ -71,7 +71,7 @@ def test_refusal__of_a_call_sent_after_the_last_drop__lowers_the_limit_again(ben
 def test_refusals__within_the_pause_of_a_drop__lower_the_limit_once(
     bench: Bench, rule: str, once: int
 ) -> None:
-    degradation = degraded(bench, rule)
+    degradation = make_degradation(bench, rule)
     limiter = Face(degradation.target.limiter, bench.runner)
     limiter.pause(10)
     degradation.record_error(took=0.1)
@@ -85,7 +85,7 @@ def test_refusals__within_the_pause_of_a_drop__lower_the_limit_once(
 
 def test_refusals__each_extends_the_pause__lower_the_limit_once_until_it_ends(bench: Bench) -> None:
     """A worker that has leased tokens does not know of the pause, and its calls are refused."""
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     limiter = Face(degradation.target.limiter, bench.runner)
     for _ in range(20):
         limiter.pause(1)
@@ -103,7 +103,7 @@ def test_refusals__each_extends_the_pause__lower_the_limit_once_until_it_ends(be
 
 
 def test_refusal__pause_later_than_the_last_drop__lowers_the_limit_again(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error(took=0.1)
     bench.clock.advance(1)
     Face(degradation.target.limiter, bench.runner).pause(10)
@@ -113,7 +113,7 @@ def test_refusal__pause_later_than_the_last_drop__lowers_the_limit_again(bench: 
 
 @pytest.mark.parametrize("rule", ["steps", "cubic"])
 def test_errors__without_took__each_lower_the_limit_in_a_pause_too(bench: Bench, rule: str) -> None:
-    degradation = degraded(bench, rule)
+    degradation = make_degradation(bench, rule)
     Face(degradation.target.limiter, bench.runner).pause(10)
     for _ in range(20):
         degradation.record_error()
@@ -121,7 +121,7 @@ def test_errors__without_took__each_lower_the_limit_in_a_pause_too(bench: Bench,
 
 
 def test_refusal__clock_set_back_since_the_last_drop__lowers_the_limit_again(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error(took=0.1)
     bench.clock.advance(-60)
     degradation.record_error(took=0.1)
@@ -156,7 +156,7 @@ def test_refusals__of_two_workers_whose_store_is_reached_late__lower_the_limit_o
 def test_refusal__operation_applied_long_after_its_call__has_the_age_of_then(
     bench: Bench, rule: str, once: int
 ) -> None:
-    degradation = degraded(bench, rule, round_trip=0.01)
+    degradation = make_degradation(bench, rule, round_trip=0.01)
     late = degradation.target._flows._lower_operation(None, 150_000)
     degradation.record_error(took=0.1)
     bench.clock.advance(0.5)
@@ -168,7 +168,7 @@ def test_refusal__operation_applied_long_after_its_call__has_the_age_of_then(
 def test_refusal__clock_of_the_store_steps_back_a_little__is_answered_by_the_last_drop(
     bench: Bench, rule: str
 ) -> None:
-    degradation, other = (degraded(bench, rule, round_trip=0.01) for _ in range(2))
+    degradation, other = (make_degradation(bench, rule, round_trip=0.01) for _ in range(2))
     degradation.record_error(took=0.1)
     once = limit_of(degradation)
     bench.clock.advance(-0.02)
@@ -178,7 +178,7 @@ def test_refusal__clock_of_the_store_steps_back_a_little__is_answered_by_the_las
 
 
 def test_refusal__arrives_after_the_limit_has_recovered_from_the_drop__lowers_nothing(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error(took=0.1)
     assert successes(bench, degradation, 10) == 1000
     degradation.record_error(took=11)
@@ -250,7 +250,7 @@ def test_cubic__successes__raise_the_limit_fast_then_slowly_then_ever_faster(
 
 
 def test_cubic__refused_on_the_way_up__returns_to_that_level(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error()
     level = successes(bench, degradation, 1)
     degradation.record_error()
@@ -259,7 +259,7 @@ def test_cubic__refused_on_the_way_up__returns_to_that_level(bench: Bench) -> No
 
 
 def test_cubic__at_the_floor__reaches_the_full_limit_again(bench: Bench) -> None:
-    degradation = degraded(bench, drop=1.0)
+    degradation = make_degradation(bench, drop=1.0)
     degradation.record_error()
     degradation.record_error()
     assert limit_of(degradation) == 100
@@ -267,7 +267,7 @@ def test_cubic__at_the_floor__reaches_the_full_limit_again(bench: Bench) -> None
 
 
 def test_cubic__tiny_drop__is_full_after_eleven_times_every(bench: Bench) -> None:
-    degradation = degraded(bench, drop=0.000001, every=1)
+    degradation = make_degradation(bench, drop=0.000001, every=1)
     degradation.record_error()
     for _ in range(3):  # each at once: the limit stays where it is
         degradation.record_error()
@@ -275,7 +275,7 @@ def test_cubic__tiny_drop__is_full_after_eleven_times_every(bench: Bench) -> Non
 
 
 def test_cubic__long_time_without_successes__returns_to_the_last_level_first(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error()
     degradation.record_error()
     bench.clock.advance(60)
@@ -290,7 +290,7 @@ def test_cubic__long_time_without_successes__returns_to_the_last_level_first(ben
 
 
 def test_cubic__success_soon_after_the_last_step__changes_nothing(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error()
     bench.clock.advance(0.29)
     degradation.record_success()
@@ -301,7 +301,7 @@ def test_cubic__success_soon_after_the_last_step__changes_nothing(bench: Bench) 
 
 
 def test_cubic__lowered_in_steps_by_another_worker__climbs_from_there(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     name, params = degradation.target.limiter.name, degradation.target.limiter._flows.params
     bench.store.apply(LowerByStep(name, params, 500_000, 100_000))
     limiter = Face(degradation.target.limiter, bench.runner)
@@ -315,7 +315,7 @@ def test_cubic__lowered_in_steps_by_another_worker__climbs_from_there(bench: Ben
 
 
 def test_cubic__clock_set_back__lowers_nothing_and_recovers(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     degradation.record_error()
     degradation.record_error()
     successes(bench, degradation, 1)
@@ -328,7 +328,7 @@ def test_cubic__clock_set_back__lowers_nothing_and_recovers(bench: Bench) -> Non
 
 
 def test_cubic__recovery__publishes_each_drop_and_the_end(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     name = degradation.target.limiter.name
     degradation.record_error()
     degradation.record_error()
@@ -340,7 +340,7 @@ def test_cubic__recovery__publishes_each_drop_and_the_end(bench: Bench) -> None:
 
 
 def test_cubic__operator_sets_a_limit__restarts_from_it(bench: Bench) -> None:
-    degradation = degraded(bench)
+    degradation = make_degradation(bench)
     limiter = Face(degradation.target.limiter, bench.runner)
     degradation.record_error()
     limiter.set_limit(LimitConfig(100, 100))

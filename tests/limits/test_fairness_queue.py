@@ -89,7 +89,7 @@ def waited_long(clock: ManualClock, *waiting: Process) -> None:
     assert not any(process.waits() for process in waiting)
 
 
-def ended(waits: Flow[Permit | None], between: Callable[[], object]) -> Permit | None:
+def drive_to_end(waits: Flow[Permit | None], between: Callable[[], object]) -> Permit | None:
     """Drive a flow to its end, and call a function after each step."""
     try:
         effect = next(waits)
@@ -391,7 +391,7 @@ def test_wait__timed_out_before_other_waiters__leaves_them_the_claim(clock: Manu
         if limit._wait_queue.count("") == 1:
             next(second)
 
-    assert ended(first, second_comes) is None
+    assert drive_to_end(first, second_comes) is None
     other.gives()
     assert not other.takes()
     second.close()
@@ -407,7 +407,7 @@ def test_wait__beside_a_busy_process__gets_its_turn_in_time(store: Store, clock:
             busy.gives()
         busy.waits()
 
-    assert ended(limit._acquire_flow(5), call)
+    assert drive_to_end(limit._acquire_flow(5), call)
     assert (clock.now_ns() - began_ns) / 1e9 <= 0.5
 
 

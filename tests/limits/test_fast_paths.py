@@ -54,7 +54,7 @@ def local_bench(
         yield Bench(store, clock, driver)
 
 
-def opened(bench: Bench, limit: LimitConfig | str) -> Face:
+def open_limiter(bench: Bench, limit: LimitConfig | str) -> Face:
     """Return a limiter whose store is open: the first call may need the flow for that."""
     limiter = bench.limiter(limit)
     limiter.acquire("first")
@@ -66,7 +66,7 @@ def opened(bench: Bench, limit: LimitConfig | str) -> Face:
 def test_acquire__token_there__does_not_wait_and_needs_no_flow(
     local_bench: Bench, flows: list[str], timeout: float | None
 ) -> None:
-    limiter = opened(local_bench, "2/s")
+    limiter = open_limiter(local_bench, "2/s")
     flows.clear()
     assert [limiter.acquire("k", timeout=timeout) for _ in range(2)] == [True, True]
     assert flows == []
@@ -86,7 +86,7 @@ def test_acquire__leaky_bucket_with_a_timeout__waits_for_its_turn(clock: ManualC
 def test_acquire__invalid_timeout_and_a_token_there__raises_and_takes_nothing(
     local_bench: Bench, timeout: Any
 ) -> None:
-    limiter = opened(local_bench, "2/hour")
+    limiter = open_limiter(local_bench, "2/hour")
     with pytest.raises((TypeError, ValueError), match="timeout"):
         limiter.acquire("k", timeout=timeout)
     assert limiter.decide("k").remaining == 1
@@ -98,7 +98,7 @@ def test_acquire__invalid_timeout_and_a_token_there__raises_and_takes_nothing(
 def test_acquire__limit_key__shares_the_state_of_its_text(
     bench: Bench, flows: list[str], key: LimitKey
 ) -> None:
-    limiter = opened(bench, "4/hour")
+    limiter = open_limiter(bench, "4/hour")
     assert limiter.acquire(str(key))
     assert limiter.acquire(key)
     assert limiter.acquire(key, timeout=1)
@@ -111,7 +111,7 @@ def test_acquire__limit_key__shares_the_state_of_its_text(
 def test_acquire__callers_wait_for_another_key__needs_no_flow(
     local_bench: Bench, flows: list[str], waiting_for: LimitKey | str | None
 ) -> None:
-    limiter = opened(local_bench, "10/hour")
+    limiter = open_limiter(local_bench, "10/hour")
     queue: WaitQueue = limiter.target._flows.wait_queue
     text = normalize_key(waiting_for)
     waiter = queue.join(text)
@@ -128,7 +128,7 @@ def test_acquire__callers_wait_for_another_key__needs_no_flow(
 
 
 def test_decide__state_in_this_process__needs_no_flow(local_bench: Bench, flows: list[str]) -> None:
-    limiter = opened(local_bench, "2/hour")
+    limiter = open_limiter(local_bench, "2/hour")
     flows.clear()
     decisions = [limiter.decide("k") for _ in range(3)]
     assert [(d.allowed, d.limit, d.remaining) for d in decisions] == [
@@ -144,7 +144,7 @@ def test_decide__state_in_this_process__needs_no_flow(local_bench: Bench, flows:
 
 
 def test_decide__invalid_key__raises(local_bench: Bench) -> None:
-    limiter = opened(local_bench, "2/hour")
+    limiter = open_limiter(local_bench, "2/hour")
     with pytest.raises(ValueError, match="key must not be empty"):
         limiter.decide("")
     with pytest.raises(TypeError, match="key must be a LimitKey, a str or None"):

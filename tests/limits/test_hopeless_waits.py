@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 
 @asynccontextmanager
-async def waiting(limiter: BaseLimiter, count: int, cost: int = 1, key: str | None = None) -> Any:
+async def start_waiters(limiter: BaseLimiter, count: int, cost: int = 1, key: str | None = None) -> Any:
     """Let callers without a time-out wait in a queue."""
     before = limiter._flows.wait_queue.count(key or "")
     tasks = [asyncio.create_task(limiter.acquire(key, cost, timeout=None)) for _ in range(count)]
@@ -79,7 +79,7 @@ def test_acquire__many_waiters_ahead__is_refused_at_once_if_it_cannot_be_served_
 ) -> None:
     async def main() -> None:
         limiter = used_up(store, limit)
-        async with waiting(limiter, ahead):
+        async with start_waiters(limiter, ahead):
             assert await is_refused_at_once(limiter, hopeless)
             assert not await is_refused_at_once(limiter, possible)
             assert not await is_refused_at_once(limiter, 1.1 * HOUR, key="k")
@@ -90,7 +90,7 @@ def test_acquire__many_waiters_ahead__is_refused_at_once_if_it_cannot_be_served_
 def test_acquire__waiters_of_a_high_cost_ahead__counts_their_units(store: Store) -> None:
     async def main() -> None:
         limiter = used_up(store, LimitConfig(1 / HOUR, 5))
-        async with waiting(limiter, 2, cost=5):
+        async with start_waiters(limiter, 2, cost=5):
             assert await is_refused_at_once(limiter, 10.5 * HOUR)
             assert not await is_refused_at_once(limiter, 11.1 * HOUR)
             assert await is_refused_at_once(limiter, 11.1 * HOUR, cost=2)
@@ -101,8 +101,8 @@ def test_acquire__waiters_of_a_high_cost_ahead__counts_their_units(store: Store)
 def test_acquire__waiters_ahead_give_up__waits_again(store: Store) -> None:
     async def main() -> None:
         limiter = used_up(store, LimitConfig(1 / HOUR, 5))
-        async with waiting(limiter, 1):
-            async with waiting(limiter, 9):
+        async with start_waiters(limiter, 1):
+            async with start_waiters(limiter, 9):
                 assert await is_refused_at_once(limiter, 3 * HOUR)
             assert not await is_refused_at_once(limiter, 3 * HOUR)
 
@@ -127,7 +127,7 @@ def test_acquire__no_caller_has_tried_yet__waits_behind_them(store: Store) -> No
 def test_acquire__waiters_ahead_and_time_enough__is_served_after_them(store: Store, blocking: bool) -> None:
     async def main() -> None:
         limiter = used_up(store, LimitConfig(10, 1))
-        async with waiting(limiter, 3) as ahead:
+        async with start_waiters(limiter, 3) as ahead:
             if blocking:
                 assert await asyncio.to_thread(limiter.sync.acquire, timeout=60)
             else:
@@ -161,7 +161,7 @@ def test_pace__queue_that_has_gone__is_not_recorded() -> None:
 def test_acquire__calendar_window__is_refused_at_once_if_the_window_ends_too_late(store: Store) -> None:
     async def main() -> None:
         limiter = used_up(store, "5/month at 00:00 UTC")
-        async with waiting(limiter, 5):
+        async with start_waiters(limiter, 5):
             assert await is_refused_at_once(limiter, 27 * 24 * HOUR)
             assert not await is_refused_at_once(limiter, 63 * 24 * HOUR)
 
@@ -266,7 +266,7 @@ def test_group__waiters_ahead__is_refused_at_once_if_it_cannot_be_served_in_time
 
 
 def test_group__waiters_that_want_little_of_the_scarce_limit__counts_each_limit_alone(store: Store) -> None:
-    """The other limit refuses nothing: it may still have all that callers want of it."""
+    """The other limit has refused no caller yet, so it may still have room for all that wait."""
 
     async def main() -> None:
         group = LimitGroup(limit={"requests": "5/day", "tokens": "100/hour"}, state=store)

@@ -88,7 +88,7 @@ def key_lease(limiter: BaseLimiter, key: str = "k") -> KeyLease:
     return limiter._flows.lease_client._leases[key]
 
 
-def taken(limiter: BaseLimiter, times: int) -> int:
+def take_units(limiter: BaseLimiter, times: int) -> int:
     return sum(limiter.sync.acquire("k") for _ in range(times))
 
 
@@ -102,30 +102,30 @@ async def once(limiter: BaseLimiter) -> bool:
 
 def at_work(limiter: BaseLimiter) -> None:
     """Take until this worker holds a lease of 8 with one unit used: 1 + 2 + 4 + 1 taken."""
-    assert taken(limiter, 8) == 8
+    assert take_units(limiter, 8) == 8
     assert (key_lease(limiter).size, key_lease(limiter).left) == (8, 7)
 
 
 def test_lease__used_up__next_one_is_twice_as_large(clock: ManualClock) -> None:
     store = Counting(MemoryStore(clock))
     limiter = worker(store)
-    assert taken(limiter, 63) == 63
+    assert take_units(limiter, 63) == 63
     assert store.calls == 6  # 1 + 2 + 4 + 8 + 16 + 32
 
 
 def test_lease__single_worker__is_at_most_half_of_the_limit(store: Store) -> None:
     limiter = worker(store)
-    taken(limiter, 63)
+    take_units(limiter, 63)
     assert limiter.sync.acquire("k") is True
     assert key_lease(limiter).size == 37  # all that was left: less than half of 100 and less than twice 32
-    assert taken(limiter, 100) == 36
+    assert take_units(limiter, 100) == 36
 
 
 def test_lease__several_workers__is_a_share_for_each(clock: ManualClock) -> None:
     store = Counting(MemoryStore(clock))
     store.worker_count = 10
     limiter = worker(store)
-    assert taken(limiter, 50) == 50
+    assert take_units(limiter, 50) == 50
     assert key_lease(limiter).size == 5
 
 
@@ -133,7 +133,7 @@ def test_lease__several_workers__is_a_share_for_each(clock: ManualClock) -> None
 def test_lease__any_strategy__grants_exactly_the_capacity(store: Store, strategy: LimitStrategy) -> None:
     config = LimitConfig(0.001, 300, 1000, strategy, lease=1.0)
     first, second = worker(store, config), worker(store, config)
-    granted = sum(taken(limiter, 1) for _ in range(300) for limiter in (first, second))
+    granted = sum(take_units(limiter, 1) for _ in range(300) for limiter in (first, second))
     assert granted == (1 if strategy is LimitStrategy.LEAKY_BUCKET else 300)
 
 
@@ -143,8 +143,8 @@ def test_lease__held_by_another_worker__counts_against_the_capacity(store: Store
     at_work(first)
     clock.advance(0.4)  # the rate would have refilled 400
     assert second.sync.peek("k").remaining == 93
-    assert taken(second, 200) == 93
-    assert taken(first, 200) == 7
+    assert take_units(second, 200) == 93
+    assert take_units(first, 200) == 7
 
 
 def test_lease__half_unused__next_one_is_half_as_large(store: Store, clock: ManualClock) -> None:
@@ -159,7 +159,7 @@ def test_lease__half_unused__next_one_is_half_as_large(store: Store, clock: Manu
 def test_lease__mostly_used__next_one_is_as_large(store: Store, clock: ManualClock) -> None:
     limiter = worker(store)
     at_work(limiter)
-    taken(limiter, 5)
+    take_units(limiter, 5)
     clock.advance(0.5)
     assert limiter.sync.acquire("k") is True
     assert key_lease(limiter).size == 8
@@ -181,7 +181,7 @@ def test_lease__worker_killed__refusals_say_when_to_retry(store: Store, clock: M
     """The bucket refills only as far as the ledger leaves room, and the wait accounts for it."""
     config = LimitConfig(1000, 10, lease=1.0)
     first, second = worker(store, config), worker(store, config)
-    taken(first, 4)  # 1, 2, and one of 4
+    take_units(first, 4)  # 1, 2, and one of 4
     assert key_lease(first).left == 3
     clock.advance(0.25)
     refused = second.sync.decide("k", cost=9)
@@ -205,23 +205,23 @@ def test_lease__used_just_before_it_expires__keeps_the_limit_afterwards(
     clock.advance(0.4999)  # just before a slice of the ledger ends
     at_work(first)
     clock.advance(0.4999)  # just before the next one ends
-    assert key_lease(first).left == taken(first, 7) == 7
+    assert key_lease(first).left == take_units(first, 7) == 7
     clock.advance(0.0002)
-    assert taken(second, 200) == 93
+    assert take_units(second, 200) == 93
 
 
 def test_refusal__remembered__is_repeated_locally_until_its_retry_time(clock: ManualClock) -> None:
     store = Counting(MemoryStore(clock))
     limiter = worker(store, LimitConfig(20, 4, lease=True))
-    taken(limiter, 5)
+    take_units(limiter, 5)
     calls = store.calls
-    assert taken(limiter, 10) == 0
+    assert take_units(limiter, 10) == 0
     assert store.calls == calls
     assert limiter._flows.bound.try_acquire("k", 1) == 50_000
     clock.advance(0.04999)
     assert limiter._flows.bound.try_acquire("k", 1) == 10
     clock.advance(0.00001)
-    assert taken(limiter, 1) == 1
+    assert take_units(limiter, 1) == 1
     assert store.calls == calls + 1
 
 
@@ -247,29 +247,29 @@ def test_refusal__of_a_cost_above_one__is_not_remembered(store: Store) -> None:
 def test_release__after_a_refusal__forgets_the_refusal(store: Store) -> None:
     limiter = worker(store)
     limiter.sync.release("unknown")
-    assert taken(limiter, 101) == 100
+    assert take_units(limiter, 101) == 100
     limiter.sync.release("k")
-    assert taken(limiter, 2) == 1
+    assert take_units(limiter, 2) == 1
 
 
 def test_reset__with_a_lease__drops_the_lease(store: Store) -> None:
     limiter = worker(store)
     limiter.sync.reset("unknown")
-    assert taken(limiter, 60) == 60
+    assert take_units(limiter, 60) == 60
     limiter.sync.reset("k")
-    assert taken(limiter, 101) == 100
+    assert take_units(limiter, 101) == 100
 
 
 def test_set_limit__raised__applies_at_once_and_keeps_the_lease(store: Store) -> None:
     limiter = worker(store)
-    assert taken(limiter, 101) == 100
+    assert take_units(limiter, 101) == 100
     limiter.sync.set_limit("200/hour burst 300")
     limiter.sync.reset("k")
-    assert taken(limiter, 400) == 300
+    assert take_units(limiter, 400) == 300
     assert key_lease(limiter).next_size > 1
     limiter.sync.set_limit(None)
     limiter.sync.reset("k")
-    assert taken(limiter, 101) == 100
+    assert take_units(limiter, 101) == 100
 
 
 def test_set_limit__by_a_program_without_leases__keeps_the_ledger(store: Store, clock: ManualClock) -> None:
@@ -282,7 +282,7 @@ def test_set_limit__by_a_program_without_leases__keeps_the_ledger(store: Store, 
     store.apply(WriteRecord("rate_limiter_change", "tested", plain, None, changes_override=True))
     clock.advance(0.4)
     assert limiter.sync.peek("k").remaining == 93
-    assert taken(limiter, 9) == 9
+    assert take_units(limiter, 9) == 9
 
 
 def test_cost__covered_by_the_lease__is_taken_from_it(clock: ManualClock) -> None:
@@ -303,7 +303,7 @@ def test_cost__above_the_lease__uses_the_rest_of_it_too(store: Store) -> None:
 
 def test_wait__with_leases__is_served_at_the_retry_time(store: Store, clock: ManualClock) -> None:
     limiter = worker(store, LimitConfig(10, 5, lease=True))
-    assert taken(limiter, 6) == 5
+    assert take_units(limiter, 6) == 5
     before = clock.now_ns()
     assert limiter.sync.acquire("k", timeout=1) is True
     assert clock.now_ns() - before == 100_000_000
@@ -326,17 +326,17 @@ def test_fixed_window__ended__ends_its_leases(store: Store, clock: ManualClock) 
     limiter.sync.acquire("other")
     at_work(limiter)
     clock.advance(9.99)
-    assert taken(limiter, 2) == 2  # the window ends in 10 ms
+    assert take_units(limiter, 2) == 2  # the window ends in 10 ms
     assert key_lease(limiter).ends_ns == clock.now_ns() + 10_000_000
     clock.advance(0.01)
-    assert taken(limiter, 1001) == 1000
+    assert take_units(limiter, 1001) == 1000
 
 
 def test_fixed_window__lease_returned_in_time__is_released(store: Store, clock: ManualClock) -> None:
     limiter = worker(store, LimitConfig(1, 1000, 10, LimitStrategy.FIXED_WINDOW, lease=True))
     at_work(limiter)
     clock.advance(0.03)
-    assert taken(limiter, 1) == 1
+    assert take_units(limiter, 1) == 1
     assert limiter.sync.peek("k").remaining == 1000 - 8 - 4
 
 
@@ -350,16 +350,16 @@ def test_sliding_window__lease_returned__is_released_while_it_is_valid(
     assert limiter._flows.lease_client is not None
     limiter._flows.lease_client.return_all()
     assert limiter.sync.peek("k").remaining == 992
-    assert taken(limiter, 2) == 2  # of 4
+    assert take_units(limiter, 2) == 2  # of 4
     clock.advance(0.051)
-    assert taken(limiter, 1) == 1  # of 2; too late for the others, which stay counted in their window
+    assert take_units(limiter, 1) == 1  # of 2; too late for the others, which stay counted in their window
     assert limiter.sync.peek("k").remaining == 992 - 4 - 2
 
 
 def test_leaky_bucket__with_a_lease__leases_no_turns(store: Store, clock: ManualClock) -> None:
     limiter = worker(store, LimitConfig(10, 5, strategy=LimitStrategy.LEAKY_BUCKET, lease=True))
     for _ in range(5):
-        assert taken(limiter, 3) == 1
+        assert take_units(limiter, 3) == 1
         assert key_lease(limiter).left == 0
         clock.advance(0.1)
     assert limiter.sync.acquire("k", timeout=1) is True
@@ -413,9 +413,9 @@ def start_request(limiter: BaseLimiter) -> KeyLease:
 
 def test_lease__being_requested__other_callers_take_one_unit_each(store: Store) -> None:
     limiter = worker(store)
-    taken(limiter, 3)
+    take_units(limiter, 3)
     lease = start_request(limiter)
-    assert taken(limiter, 2) == 2
+    assert take_units(limiter, 2) == 2
     assert lease.size == 2
     assert asyncio.run(once(limiter)) is True
     assert limiter.sync.peek("k").remaining == 94
@@ -430,13 +430,13 @@ def test_lease__granted_while_another_caller_is_refused__serves_it_too(clock: Ma
 
     counting, store = Counting(MemoryStore(clock)), Landing(MemoryStore(clock))
     limiter = worker(counting)
-    taken(limiter, 100)
+    take_units(limiter, 100)
     lease = start_request(limiter)
     lease.refused_until_ns = 0
-    assert taken(limiter, 1) == 0
+    assert take_units(limiter, 1) == 0
     store.store = counting.store
     limiter._flows.lease_client.inner._store = store  # type: ignore[union-attr]
-    assert taken(limiter, 1) == 1
+    assert take_units(limiter, 1) == 1
     assert lease.left == 1
 
 
@@ -445,7 +445,7 @@ def test_store__failing__raises_and_is_called_again(clock: ManualClock, face: st
     store = Counting(MemoryStore(clock))
     limiter = worker(store)
     at_work(limiter)
-    taken(limiter, 7)
+    take_units(limiter, 7)
     store.broken = True
     for _ in range(2):
         with pytest.raises(StateError, match="broken"):
@@ -505,7 +505,7 @@ def test_return_lease__clock_set_back__ignores_unknown_leases(store: Store, cloc
     at_work(limiter)
     clock.advance(-100)
     assert limiter.sync.peek("k").remaining == 85
-    assert taken(limiter, 1) == 1  # from the lease
+    assert take_units(limiter, 1) == 1  # from the lease
     limiter.sync.acquire("k", cost=20)
     assert limiter.sync.peek("k").remaining == 65
 
@@ -625,7 +625,7 @@ def test_limit__several_workers_that_lease_and_die__is_never_exceeded(
         clock.advance(pause * 0.1)
         limiter, granted = workers[number], 0
         if deed == "take":
-            granted = taken(limiter, times * (20 if window else 1))
+            granted = take_units(limiter, times * (20 if window else 1))
         elif deed == "cost 3":
             granted = 3 * limiter.sync.acquire("k", 3)
         elif deed == "decide":
@@ -695,7 +695,7 @@ def test_lease__of_an_odd_duration__has_whole_times(clock: ManualClock) -> None:
     limiter = worker(MemoryStore(clock), LimitConfig(0.001, 100, lease=0.001001))
     source, sent_ns = lease_client(limiter)._source, clock.now_ns()
     assert (source.ttl_us, type(source.ttl_us)) == (500, int)
-    taken(limiter, 2)
+    take_units(limiter, 2)
     lease = key_lease(limiter)
     assert (lease.ends_ns - sent_ns, lease.return_at_ns - sent_ns) == (500_000, 375_000)
     assert isinstance(lease.return_at_ns, int)
@@ -703,7 +703,7 @@ def test_lease__of_an_odd_duration__has_whole_times(clock: ManualClock) -> None:
 
 def test_refusal__repeated_locally__waits_a_whole_number_of_microseconds(clock: ManualClock) -> None:
     limiter = worker(MemoryStore(clock), LimitConfig(1, 1, lease=1.0))
-    taken(limiter, 2)
+    take_units(limiter, 2)
     wait_us = lease_client(limiter).try_acquire("k", 1)
     assert (wait_us, type(wait_us)) == (1_000_000, int)
 

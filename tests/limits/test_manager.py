@@ -41,7 +41,7 @@ class OnlyKey:
 
 
 @pytest.fixture(autouse=True)
-def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restore_metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("COMPORTA_CONFIG", "COMPORTA_STATE", "REDIS_URL"):
         monkeypatch.delenv(variable, raising=False)
     previous = use_metrics(None)

@@ -33,7 +33,7 @@ class Broken:
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_metrics() -> Iterator[None]:
     previous = use_metrics(None)
     yield
     use_metrics(previous)

@@ -55,7 +55,7 @@ def leave_claim(store: Store, units: int, rank: int = NORMAL, name: str = "teste
     return wait_us
 
 
-def awaited(limiter: BaseLimiter, method: str, *args: Any, **options: Any) -> Any:
+def await_method(limiter: BaseLimiter, method: str, *args: Any, **options: Any) -> Any:
     """Call a method of a limiter on an event loop of its own."""
 
     async def call() -> Any:
@@ -72,7 +72,7 @@ def test_acquire__claim_of_another_process__leaves_the_claimed_units(
 ) -> None:
     assert leave_claim(store, 10) == 100_000
     assert not limiter.sync.acquire("k")
-    assert not awaited(limiter, "acquire", "k")
+    assert not await_method(limiter, "acquire", "k")
     assert limiter.sync.acquire("k", priority="interactive")  # higher classes ignore the claim
     assert limiter.sync.acquire("other")
     clock.advance(0.1 + CLAIM_TTL_US / 1e6)
@@ -103,7 +103,7 @@ def test_decide__claim_of_another_process__is_refused(store: Store, limiter: Bas
     assert not decision.allowed
     assert decision.remaining == 9
     assert decision.retry_after == pytest.approx(0.2)
-    assert awaited(limiter, "decide", "k") == decision
+    assert await_method(limiter, "decide", "k") == decision
     assert limiter.sync.peek("k") == decision
     assert limiter.sync.decide("k", priority="interactive").allowed
 
@@ -117,7 +117,7 @@ def test_acquire_up_to__claim_of_another_process__takes_what_is_above_it(
     assert limiter.sync.acquire_up_to("k", 5) == 0
     assert limiter.sync.acquire_up_to("k", 5, priority="interactive") == 3
     clock.advance(0.5)
-    assert awaited(limiter, "acquire_up_to", "k", 5, priority="batch") == 1  # the claim has expired
+    assert await_method(limiter, "acquire_up_to", "k", 5, priority="batch") == 1  # the claim has expired
 
 
 def test_group__claim_of_another_process__leaves_the_claimed_units(store: Store) -> None:
@@ -141,8 +141,8 @@ def test_classes__every_store__count_for_decide_peek_and_acquire_up_to(
         assert limiter.sync.peek("k", priority="batch").retry_after == pytest.approx(0.1)
         with priority("batch"):
             assert not limiter.sync.decide("k").allowed
-            assert not awaited(limiter, "decide", "k").allowed
-            assert not awaited(limiter, "peek", "k").allowed
+            assert not await_method(limiter, "decide", "k").allowed
+            assert not await_method(limiter, "peek", "k").allowed
         assert limiter.sync.acquire_up_to("k", 5) == 4
 
 
@@ -170,7 +170,7 @@ def test_decide__callers_wait_in_this_process__is_refused_until_they_are_served(
         assert not decision.allowed
         assert decision.remaining == 1
         assert decision.retry_after > 0
-        assert not awaited(limiter, "decide", "k").allowed
+        assert not await_method(limiter, "decide", "k").allowed
         assert limiter.sync.decide("k", priority="interactive").allowed
         limiter.sync.release("k", 5)
         waiting.end()

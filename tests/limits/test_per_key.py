@@ -41,15 +41,15 @@ def _limiter(bench: Bench, limit_for: Any, config: LimitConfig | str = "2/minute
     return Face(BaseLimiter(config, bench.store, "api", limit_for=limit_for), bench.runner)
 
 
-def _granted(limiter: Face, key: Any) -> int:
+def _count_granted(limiter: Face, key: Any) -> int:
     return sum(limiter.acquire(key) for _ in range(8))
 
 
 @pytest.mark.parametrize("limit_for", [_plan_of, {f"{plan}:1": limit for plan, limit in PLANS.items()}])
 def test_limit_for__table_or_function__gives_each_key_its_limit(bench: Bench, limit_for: Any) -> None:
     limiter = _limiter(bench, limit_for)
-    assert [_granted(limiter, key) for key in ("gold:1", "free:1", "other:1", None)] == [5, 1, 2, 2]
-    assert _granted(limiter, LimitKey("gold", "1")) == 0
+    assert [_count_granted(limiter, key) for key in ("gold:1", "free:1", "other:1", None)] == [5, 1, 2, 2]
+    assert _count_granted(limiter, LimitKey("gold", "1")) == 0
     assert limiter.decide("gold:1").limit == limiter.peek("gold:1").limit == 5
     assert limiter.stats("free:1").limit == 1
     limiter.release("gold:1", 3)
@@ -68,8 +68,8 @@ def test_limit_for__paused_and_overridden__pauses_all_and_overrides_the_default(
     assert not limiter.acquire("other")
     limiter.resume()
     limiter.set_limit("3/minute")
-    assert _granted(limiter, "other") == 3
-    assert _granted(limiter, "gold:1") == 4
+    assert _count_granted(limiter, "other") == 3
+    assert _count_granted(limiter, "gold:1") == 4
 
 
 def test_limit_for__in_a_group__uses_the_limit_of_each_key(bench: Bench) -> None:

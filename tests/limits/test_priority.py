@@ -43,7 +43,7 @@ def face(request: pytest.FixtureRequest) -> Callable[[Any], Take]:
     return lambda target: lambda *args, **options: asyncio.run(target.acquire(*args, **options))
 
 
-def granted(take: Take, key: Any = "k", **options: Any) -> int:
+def count_granted(take: Take, key: Any = "k", **options: Any) -> int:
     """Return how many units are granted until the first refusal."""
     count = 0
     while take(key, **options):
@@ -56,9 +56,9 @@ def test_batch__default_headroom__leaves_half_of_the_capacity(
     face: Callable[[Any], Take], strategy: LimitStrategy
 ) -> None:
     take = face(limiter_of(LimitConfig(1, 10, 10, strategy)))
-    assert granted(take, priority="batch") == 5
-    assert granted(take) == 5
-    assert granted(take, priority="interactive") == 0
+    assert count_granted(take, priority="batch") == 5
+    assert count_granted(take) == 5
+    assert count_granted(take, priority="interactive") == 0
 
 
 def test_headroom__configured_for_each_class__is_left_to_the_higher_ones(
@@ -66,15 +66,15 @@ def test_headroom__configured_for_each_class__is_left_to_the_higher_ones(
 ) -> None:
     config = LimitConfig(1, 10, batch_headroom=8, normal_headroom=3)
     take = face(limiter_of(config))
-    assert granted(take, priority="batch") == 2
-    assert granted(take) == 5
-    assert granted(take, priority="normal") == 0
-    assert granted(take, priority="interactive") == 3
+    assert count_granted(take, priority="batch") == 2
+    assert count_granted(take) == 5
+    assert count_granted(take, priority="normal") == 0
+    assert count_granted(take, priority="interactive") == 3
 
 
 def test_batch__capacity_of_one__never_starves(face: Callable[[Any], Take]) -> None:
     take = face(limiter_of(LimitConfig(1, 1, batch_headroom=1)))
-    assert granted(take, priority="batch") == 1
+    assert count_granted(take, priority="batch") == 1
 
 
 def test_batch__cost_of_the_whole_capacity__needs_an_unused_limit(face: Callable[[Any], Take]) -> None:
@@ -102,8 +102,8 @@ def test_group__class__leaves_the_headroom_of_every_limit(face: Callable[[Any], 
     wide = BaseLimiter(LimitConfig(1, 100), store, "wide")
     narrow = BaseLimiter(LimitConfig(1, 10, batch_headroom=7), store, "narrow")
     take = face(LimitGroup(wide, narrow))
-    assert granted(take, [None, "k"], priority="batch") == 3
-    assert granted(take, [None, "k"], timeout=0.001) == 7
+    assert count_granted(take, [None, "k"], priority="batch") == 3
+    assert count_granted(take, [None, "k"], timeout=0.001) == 7
 
 
 def test_context__class_and_owner__apply_to_all_calls_inside() -> None:
@@ -115,8 +115,8 @@ def test_context__class_and_owner__apply_to_all_calls_inside() -> None:
         with priority(owner="job 2"):
             assert resolve_caller(None, None) == Caller(BATCH, "job 2")
         assert has_own_caller()
-        assert granted(limiter.sync.acquire) == 5
-        assert granted(limiter.sync.acquire, priority="normal") == 5
+        assert count_granted(limiter.sync.acquire) == 5
+        assert count_granted(limiter.sync.acquire, priority="normal") == 5
     assert resolve_caller(None, None) is DEFAULT_CALLER
     assert not has_own_caller()
 
@@ -171,8 +171,8 @@ def test_headroom__degraded_limit__shrinks_with_the_capacity() -> None:
     limiter = limiter_of(LimitConfig(1, 10, batch_headroom=8))
     run(Degradation(limiter, drop=0.5)._flows.lower_flow(None, 0))
     assert limiter.sync.peek("k").limit == 5
-    assert granted(limiter.sync.acquire, priority="batch") == 1  # 5 - 8 * 5 / 10
-    assert granted(limiter.sync.acquire) == 4
+    assert count_granted(limiter.sync.acquire, priority="batch") == 1  # 5 - 8 * 5 / 10
+    assert count_granted(limiter.sync.acquire) == 4
 
 
 def test_headroom__share_during_an_outage__shrinks_with_the_share() -> None:
@@ -198,8 +198,8 @@ def test_headroom__tokens_on_lease__shrinks_with_what_is_left() -> None:
 
 def test_lease__caller_with_headroom__takes_from_the_store_and_not_from_the_lease() -> None:
     limiter = limiter_of(LimitConfig(1, 100, lease=1.0))
-    assert granted(limiter.sync.acquire, priority="batch") == 50
-    assert granted(limiter.sync.acquire) == 50
+    assert count_granted(limiter.sync.acquire, priority="batch") == 50
+    assert count_granted(limiter.sync.acquire) == 50
 
 
 def test_waiting_batch__interactive_caller__is_served_first_and_not_refused() -> None:

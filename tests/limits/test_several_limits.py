@@ -22,7 +22,7 @@ def group(bench: Bench, limit: Limits) -> Face:
     return Face(LimitGroup(limit=limit, state=bench.store, name="api"), bench.runner)
 
 
-def left(face: Face, key: str = "k") -> dict[str, int]:
+def units_left(face: Face, key: str = "k") -> dict[str, int]:
     limiters: dict[str, BaseLimiter] = face.target.limiters
     return {name: Face(limiter, face.runner).peek(key).remaining for name, limiter in limiters.items()}
 
@@ -67,15 +67,15 @@ def test_group__a_named_limit_of_another_type__names_it() -> None:
 def test_group__cost_by_name__takes_from_all_limits_or_from_none(bench: Bench) -> None:
     api = group(bench, NAMED)
     assert api.acquire("k", cost={"tokens": 600})
-    assert left(api) == {"requests": 1, "tokens": 400}
+    assert units_left(api) == {"requests": 1, "tokens": 400}
     assert not api.acquire("k", cost={"requests": 1, "tokens": 600})
-    assert left(api) == {"requests": 1, "tokens": 400}
+    assert units_left(api) == {"requests": 1, "tokens": 400}
     assert api.acquire(["k", "k"], cost={"requests": 0, "tokens": 400})
-    assert left(api) == {"requests": 1, "tokens": 0}
+    assert units_left(api) == {"requests": 1, "tokens": 0}
     decision = api.decide("k", cost={"tokens": 100})
     assert (decision.allowed, decision.limit, decision.retry_after) == (False, 1000, 6.0)
     api.release("k", cost={"requests": 1, "tokens": 400})
-    assert left(api) == {"requests": 2, "tokens": 400}
+    assert units_left(api) == {"requests": 2, "tokens": 400}
 
 
 def test_group__one_limit_paused__is_refused_even_if_it_costs_nothing(bench: Bench) -> None:
@@ -116,9 +116,9 @@ def test_group__settled__credits_and_debits_each_limit(bench: Bench) -> None:
     granted_at = bench.clock.now_ns() / 1e9
     assert api.acquire("k", cost={"tokens": 600})
     assert api.settle("k", {"tokens": 600}, {"tokens": 900}, granted_at)
-    assert left(api) == {"requests": 1, "tokens": 100}
+    assert units_left(api) == {"requests": 1, "tokens": 100}
     assert api.settle("k", {"tokens": 900}, {"tokens": 200, "requests": 0})
-    assert left(api) == {"requests": 2, "tokens": 800}
+    assert units_left(api) == {"requests": 2, "tokens": 800}
     assert not api.settle("k", 1, 1)
 
 
@@ -147,7 +147,7 @@ def test_group__reserved__settles_each_limit_when_the_block_ends(bench: Bench) -
             budget.used = {"tokens": 250}
         with api.target.sync.reserve("k", {"tokens": 600}):
             pass
-    assert left(api) == {"requests": 0, "tokens": 150}
+    assert units_left(api) == {"requests": 0, "tokens": 150}
 
 
 def test_group__reservation_refused__raises_with_the_time_to_retry(bench: Bench) -> None:
@@ -162,7 +162,7 @@ def test_group__reservation_refused__raises_with_the_time_to_retry(bench: Bench)
     assert refusal.value.retry_after == 6.0
     bench.clock.advance(6)
     with api.target.sync.reserve("k", {"tokens": 200}, timeout=None):
-        assert left(api)["tokens"] == 0
+        assert units_left(api)["tokens"] == 0
 
 
 def test_group__capacity_comes_after_the_refusal__is_granted(bench: Bench) -> None:

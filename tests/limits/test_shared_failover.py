@@ -38,7 +38,7 @@ def name() -> Iterator[str]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def guarded(name: str, clock: Clock) -> FailoverStore:
+def open_failover_store(name: str, clock: Clock) -> FailoverStore:
     """Return a store whose heartbeat runs only when the test calls it."""
     store = FailoverStore(lambda: SharedStore(name, clock, 1024), f"shared://{name}", clock, SharedStore)
     store.heartbeat = ManualHeartbeat(store)
@@ -47,7 +47,7 @@ def guarded(name: str, clock: Clock) -> FailoverStore:
 
 def test_shared__reachable__decides_in_process_and_follows_overrides(name: str) -> None:
     clock = ManualClock()
-    store = guarded(name, clock)
+    store = open_failover_store(name, clock)
     limiter = BaseLimiter(LimitConfig(10, 10), store)
     assert asyncio.run(limiter.acquire("k"))
     assert limiter.sync.acquire("k")
@@ -63,7 +63,7 @@ def test_shared__reachable__decides_in_process_and_follows_overrides(name: str) 
 
 @pytest.mark.parametrize("driver", ["blocking", "awaiting"])
 def test_shared__engine_fails_during_decide__decides_from_the_local_share(name: str, driver: str) -> None:
-    store = guarded(name, ManualClock())
+    store = open_failover_store(name, ManualClock())
     limiter = BaseLimiter("100/hour", store, "n")
 
     def remaining() -> int:
@@ -80,7 +80,7 @@ def test_shared__engine_fails_during_decide__decides_from_the_local_share(name: 
 
 
 @contextmanager
-def locked(store: FailoverStore) -> Iterator[None]:
+def hold_locks(store: FailoverStore) -> Iterator[None]:
     """Hold all locks of a shared store, as a stopped process would, so that every operation times out."""
     shared = store.primary
     assert isinstance(shared, SharedStore)
@@ -102,7 +102,7 @@ def test_shared__fails_while_in_use__falls_back_to_a_share_of_the_overridden_lim
     name: str, method: str, awaiting: bool
 ) -> None:
     clock = ManualClock()
-    store = guarded(name, clock)
+    store = open_failover_store(name, clock)
     limiter = BaseLimiter(LimitConfig(10, 10), store)
     bound = limiter._flows.bound
     assert limiter.sync.acquire("k")
@@ -116,7 +116,7 @@ def test_shared__fails_while_in_use__falls_back_to_a_share_of_the_overridden_lim
             return asyncio.run(limiter.acquire("k")) if awaiting else limiter.sync.acquire("k")
         return (asyncio.run(limiter.decide("k")) if awaiting else limiter.sync.decide("k")).allowed
 
-    with locked(store):
+    with hold_locks(store):
         assert not is_granted()
         assert limiter.fallback is not None
         clock.advance(10)
@@ -132,7 +132,7 @@ def test_shared__lock_never_free__inbound_limits_use_a_share_of_the_overridden_l
     name: str,
 ) -> None:
     clock = ManualClock()
-    store = guarded(name, clock)
+    store = open_failover_store(name, clock)
     limiter = BaseLimiter(LimitConfig(10, 10), store, "n")
     clients = InboundLimit(limiter, key=None, trusted_proxies=(), cost=1, name=None, on_error="closed")
 
@@ -142,7 +142,7 @@ def test_shared__lock_never_free__inbound_limits_use_a_share_of_the_overridden_l
 
     assert passed(12) == 10
     limiter.sync.set_limit("5/s")
-    with locked(store):
+    with hold_locks(store):
         assert passed(1) == 0
         assert fallback_of(store) is not None
         clock.advance(10)
@@ -155,14 +155,14 @@ def test_shared__lock_never_free__inbound_limits_use_a_share_of_the_overridden_l
 
 
 def test_algorithm__of_a_failed_store__is_the_last_known(name: str) -> None:
-    store = guarded(name, ManualClock())
+    store = open_failover_store(name, ManualClock())
     limiter = BaseLimiter(LimitConfig(10, 10), store)
     bound = limiter._flows.bound
     shared = store.primary
     assert isinstance(shared, SharedStore)
     limiter.sync.acquire("k")
     shared.table.increment_change_count()
-    with locked(store):
+    with hold_locks(store):
         assert bound.cached_algorithm.codec is limiter.config.build_strategy().codec
         assert fallback_of(store) is None, "the cached algorithm is read without a lock"
         assert bound.algorithm.codec is limiter.config.build_strategy().codec

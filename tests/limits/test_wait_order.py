@@ -22,7 +22,7 @@ def order_of(*callers: Caller) -> tuple[Order, dict[Waiter, int]]:
     return order, numbers
 
 
-def served(order: Order, numbers: dict[Waiter, int]) -> list[int]:
+def serve(order: Order, numbers: dict[Waiter, int]) -> list[int]:
     result = []
     while len(order):
         first = order.first()
@@ -32,22 +32,22 @@ def served(order: Order, numbers: dict[Waiter, int]) -> list[int]:
 
 
 def test_order__no_classes_and_owners__is_that_of_arrival() -> None:
-    assert served(*order_of(*[Caller()] * 5)) == [0, 1, 2, 3, 4]
+    assert serve(*order_of(*[Caller()] * 5)) == [0, 1, 2, 3, 4]
 
 
 def test_order__several_classes__serves_the_highest_first() -> None:
-    assert served(*order_of(Caller(2), Caller(1), Caller(0), Caller(2), Caller(0))) == [2, 4, 1, 0, 3]
+    assert serve(*order_of(Caller(2), Caller(1), Caller(0), Caller(2), Caller(0))) == [2, 4, 1, 0, 3]
 
 
 def test_order__one_owner_with_200_waiters__delays_another_by_one_turn() -> None:
     order, numbers = order_of(*[Caller(owner="many")] * 200, Caller(owner="one"), Caller())
-    assert served(order, numbers)[:4] == [0, 200, 201, 1]
+    assert serve(order, numbers)[:4] == [0, 200, 201, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([None, "a", "b", "c"])), max_size=40))
 def test_order__any_waiters__serves_each_once_and_takes_turns(callers: list[tuple[int, str | None]]) -> None:
     order, numbers = order_of(*[Caller(*caller) for caller in callers])
-    result = served(order, numbers)
+    result = serve(order, numbers)
     assert sorted(result) == list(range(len(callers)))
     for rank in range(3):
         ranked = [callers[n][1] for n in result if callers[n][0] == rank]
@@ -62,7 +62,7 @@ def test_order__waiter_in_the_middle_leaves__keeps_the_turns_of_the_others() -> 
     order.remove(second)
     assert second not in order
     assert Waiter(Caller(0)) not in order
-    assert served(order, numbers) == [0, 2]
+    assert serve(order, numbers) == [0, 2]
 
 
 def test_queue__oldest_waiter_of_a_class__is_known_until_it_leaves() -> None:

@@ -32,7 +32,7 @@ STRATEGIES = (
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
 
 
-def taken(strategy: Strategy, units: int, now_us: int = NOW_US) -> State:
+def take(strategy: Strategy, units: int, now_us: int = NOW_US) -> State:
     state, wait_us = strategy.step(None, now_us, units)
     assert state is not None
     assert wait_us == 0
@@ -41,7 +41,7 @@ def taken(strategy: Strategy, units: int, now_us: int = NOW_US) -> State:
 
 @each_strategy
 def test_step__refused_at_the_moment_of_the_last_grant__stores_nothing(strategy: Strategy) -> None:
-    state = taken(strategy, 3)
+    state = take(strategy, 3)
     unchanged, wait_us = strategy.step(state, NOW_US, 1)
     assert unchanged is None
     assert wait_us > 0
@@ -52,7 +52,7 @@ def test_step__refused_after_the_clock_went_back__stores_the_time_and_takes_noth
     strategy: Strategy,
 ) -> None:
     at_us, back_us = NOW_US + 10, NOW_US + 5
-    state = taken(strategy, 3, at_us)
+    state = take(strategy, 3, at_us)
     moved, wait_us = strategy.step(state, back_us, 1)
     assert moved is not None
     assert wait_us > 0
@@ -66,7 +66,7 @@ def test_step__refused_after_the_clock_went_back__stores_the_time_and_takes_noth
 @each_strategy
 @pytest.mark.parametrize("later_us", [SLICE_US - 1, SLICE_US, SLICE_US + 1])
 def test_step__next_slice__moves_the_count_to_the_past(strategy: Strategy, later_us: int) -> None:
-    state, _ = strategy.step(taken(strategy, 1), NOW_US + later_us, 2)
+    state, _ = strategy.step(take(strategy, 1), NOW_US + later_us, 2)
     assert state is not None
     shifted = (1).to_bytes(16, "little")
     assert (shifted in state, NO_PAST in state) == (later_us >= SLICE_US, later_us < SLICE_US)
@@ -81,21 +81,21 @@ def test_usage__no_state__is_unused(strategy: Strategy) -> None:
 
 @each_strategy
 def test_release__all_that_was_taken__leaves_it_unused(strategy: Strategy) -> None:
-    released = strategy.release(taken(strategy, 2), NOW_US, 2)
+    released = strategy.release(take(strategy, 2), NOW_US, 2)
     assert strategy.usage(released, NOW_US) == LimitUsage(3, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", [FIXED, SLIDING], ids=["fixed", "sliding"])
 def test_window__used_up__is_pinned_and_expires_after_its_length(strategy: Strategy) -> None:
-    assert strategy.expires_us(taken(strategy, 2)) == NOW_US + HOUR_US
-    assert strategy.retention_us(taken(strategy, 2)) == NOW_US + HOUR_US
-    assert strategy.retention_us(taken(strategy, 3)) == NOW_US + HOUR_US + PINNED_US
-    assert strategy.usage(taken(strategy, 2), NOW_US + 5) == LimitUsage(1, HOUR_US - 5, 2)
+    assert strategy.expires_us(take(strategy, 2)) == NOW_US + HOUR_US
+    assert strategy.retention_us(take(strategy, 2)) == NOW_US + HOUR_US
+    assert strategy.retention_us(take(strategy, 3)) == NOW_US + HOUR_US + PINNED_US
+    assert strategy.usage(take(strategy, 2), NOW_US + 5) == LimitUsage(1, HOUR_US - 5, 2)
 
 
 def test_window__shorter_than_a_minute__is_kept_for_a_minute() -> None:
     for strategy in (FixedWindowStrategy(3, 1000), SlidingWindowStrategy(3, 1000)):
-        assert strategy.retention_us(taken(strategy, 1)) == NOW_US + 60_000_000
+        assert strategy.retention_us(take(strategy, 1)) == NOW_US + 60_000_000
         assert strategy.pinned_ttl_us == 60_000_000 + PINNED_US
 
 
@@ -108,7 +108,7 @@ def test_window__params__are_those_of_the_scripts() -> None:
 
 
 def test_fixed_window__lease__ends_with_the_window_and_is_returned_only_into_it() -> None:
-    state = taken(FIXED, 3)
+    state = take(FIXED, 3)
     assert FIXED.grant_lease(state, NOW_US + 5, 2, 1000) == LeaseGrant(state, 1000, NOW_US)
     assert FIXED.grant_lease(state, NOW_US + HOUR_US - 5, 2, 1000) == LeaseGrant(state, 5, NOW_US)
     ended = EndedLease(NOW_US, 2, 2)
@@ -123,7 +123,7 @@ def test_fixed_window__lease__ends_with_the_window_and_is_returned_only_into_it(
 
 def test_sliding_window__lease__may_be_returned_within_its_time() -> None:
     longest_us = HOUR_US // 202
-    state = taken(SLIDING, 3)
+    state = take(SLIDING, 3)
     assert SLIDING.grant_lease(state, NOW_US, 2, 1000) == LeaseGrant(state, 1000, NOW_US)
     assert SLIDING.grant_lease(state, NOW_US, 2, HOUR_US) == LeaseGrant(state, longest_us, NOW_US)
     ended = EndedLease(NOW_US, 2, 2)
@@ -170,7 +170,7 @@ def test_sliding_window__credit_of_a_grant_earlier_in_its_grain__changes_the_sha
 
 
 def test_sliding_window__debit_of_a_call_one_window_old__counts_from_now() -> None:
-    state = taken(SLIDING, 1)
+    state = take(SLIDING, 1)
     for age_us, log in (
         (HOUR_US, entries((NOW_US, 1), (NOW_US + 1000, 2))),
         (HOUR_US - 1, entries((NOW_US, 3))),

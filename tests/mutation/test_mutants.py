@@ -49,7 +49,7 @@ OTHER = Mutant(
 ACCEPTED = Accepted("retry/backoff.py", "A.two", "return 1 + 1", "return 1 - 1", "equivalent: never called")
 
 
-def recorded(**tests: RecordedTest) -> LineCoverage:
+def make_coverage(**tests: RecordedTest) -> LineCoverage:
     named = {f"tests/{name.replace('__', '/')}.py::test": test for name, test in tests.items()}
     files = {name.partition("::")[0]: {name: test} for name, test in named.items()}
     return LineCoverage("base", dict.fromkeys(files, "1"), files)
@@ -97,7 +97,7 @@ def test_replace_code__other_free_variables__does_not_fit() -> None:
 
 def test_chosen_tests__many__are_near_ones_first_then_the_fastest() -> None:
     lines = {"retry/backoff.py": [4]}
-    coverage = recorded(
+    coverage = make_coverage(
         upstream__test_a=RecordedTest(0.01, lines),
         retry__test_b=RecordedTest(0.2, lines),
         retry__test_c=RecordedTest(0.1, lines),
@@ -112,7 +112,7 @@ def test_chosen_tests__many__are_near_ones_first_then_the_fastest() -> None:
 
 def test_chosen_tests__comparisons_with_lua__are_all_chosen_after_the_near_ones() -> None:
     lines = {"retry/backoff.py": [4]}
-    coverage = recorded(
+    coverage = make_coverage(
         differential__test_a=RecordedTest(2, lines),
         differential__test_b=RecordedTest(1, lines),
         retry__test_c=RecordedTest(4, lines),
@@ -205,7 +205,7 @@ def test_absent_server__used__ends_the_test() -> None:
 
 
 def test_line_coverage__saved__is_loaded_again(tmp_path: Path) -> None:
-    coverage = recorded(retry__test_b=RecordedTest(0.2, {"ramp.py": [1, 2]}))
+    coverage = make_coverage(retry__test_b=RecordedTest(0.2, {"ramp.py": [1, 2]}))
     save(coverage, tmp_path / "new" / "coverage.json")
     assert load(tmp_path / "new" / "coverage.json") == coverage
     assert load(tmp_path / "absent") == LineCoverage()

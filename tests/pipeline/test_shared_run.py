@@ -197,7 +197,7 @@ def test_shared_run__worker_silent_for_too_long__loses_its_lines(url: str, tmp_p
         source = lines(tmp_path, 3)
         first = asyncio.create_task(pipeline_of(url, source, slow, lease_seconds=600.0).run())
         await gate.reached.wait()
-        await asyncio.to_thread(wait_until, lambda: _held(url) == 3)
+        await asyncio.to_thread(wait_until, lambda: _count_held(url) == 3)
         command = "UPDATE comporta_run_lines SET owner = 'a worker that ended' WHERE owner <> ''"
         await asyncio.to_thread(change, url, command)
         report = await pipeline_of(url, source, Gate(), lease_seconds=600.0).run()
@@ -212,7 +212,7 @@ def test_shared_run__worker_silent_for_too_long__loses_its_lines(url: str, tmp_p
     assert any(event.kind == "shared_run_lease_lost" for event in latest_events())
 
 
-def _held(url: str) -> int:
+def _count_held(url: str) -> int:
     count: int = select(url, "SELECT count(*) FROM comporta_run_lines WHERE owner <> ''")[0][0]
     return count
 

@@ -57,7 +57,7 @@ def bench(request: pytest.FixtureRequest, valkey: Server, driver: asyncio.Runner
             driver.run(store.aclose())
 
 
-def granted(throttle: Face, partition: str, tries: int, cost: int = 1) -> int:
+def count_granted(throttle: Face, partition: str, tries: int, cost: int = 1) -> int:
     return sum(throttle.acquire(partition, cost, timeout=0) for _ in range(tries))
 
 
@@ -81,33 +81,33 @@ async def waiting_for(throttle: HierarchicalThrottle, count: int) -> None:
 
 def test_acquire__both_limits__are_charged_together_or_not_at_all(bench: Bench) -> None:
     throttle = bench.throttle(100, 50)  # bursts of 10 and 5
-    assert granted(throttle, "a", 8) == 5
-    assert granted(throttle, "b", 8) == 5
-    assert granted(throttle, "c", 8) == 0  # the global burst is used up
+    assert count_granted(throttle, "a", 8) == 5
+    assert count_granted(throttle, "b", 8) == 5
+    assert count_granted(throttle, "c", 8) == 0  # the global burst is used up
     bench.clock.advance(0.01)  # one token for all
-    assert granted(throttle, "a", 3) == 0  # a has half a token, and the global bucket is not charged
-    assert granted(throttle, "c", 3) == 1  # c lost nothing by being refused
+    assert count_granted(throttle, "a", 3) == 0  # a has half a token, and the global bucket is not charged
+    assert count_granted(throttle, "c", 3) == 1  # c lost nothing by being refused
 
 
 def test_throttle__first_second_of_1000__grants_the_limit_and_a_tenth(bench: Bench) -> None:
     throttle = bench.throttle(1000, 1000)
-    passed = granted(throttle, "a", 110)
+    passed = count_granted(throttle, "a", 110)
     assert passed == 100
     for _ in range(20):
         bench.clock.advance(0.05)
         passed += 20 * throttle.acquire("a", 20, timeout=0)
         passed += 20 * throttle.acquire("a", 20, timeout=0)
         passed += 10 * throttle.acquire("a", 10, timeout=0)
-        passed += granted(throttle, "a", 3)
+        passed += count_granted(throttle, "a", 3)
     assert passed == 1100
 
 
 def test_throttle__per_option__is_the_period_of_both_limits(bench: Bench) -> None:
     throttle = bench.throttle(600, 60, per=60)
     assert throttle.target.cost_max == 6
-    assert granted(throttle, "a", 10) == 6
+    assert count_granted(throttle, "a", 10) == 6
     bench.clock.advance(1)
-    assert granted(throttle, "a", 10) == 1
+    assert count_granted(throttle, "a", 10) == 1
 
 
 def test_acquire__no_capacity__waits_as_needed_and_at_most_the_timeout(bench: Bench) -> None:
@@ -142,9 +142,9 @@ def test_acquire__long_wait__asks_again_meanwhile(bench: Bench) -> None:
 @pytest.mark.parametrize("partition", ["x" * 10_000, "~abc", "ação:{1}.x\n", "a:b.c"])
 def test_partition__any_name__has_a_limit_of_its_own(bench: Bench, partition: str) -> None:
     throttle = bench.throttle(1000, 10)
-    assert granted(throttle, partition, 2) == 1
-    assert granted(throttle, partition, 2) == 0
-    assert granted(throttle, "another", 2) == 1
+    assert count_granted(throttle, partition, 2) == 1
+    assert count_granted(throttle, partition, 2) == 0
+    assert count_granted(throttle, "another", 2) == 1
 
 
 # -- degradation
@@ -156,8 +156,8 @@ def test_degradation__errors_of_a_partition__lower_only_its_limit_and_burst(benc
         throttle.record_error("a")
     assert throttle.current_limit("a") == 70
     assert throttle.current_limit("b") == 100
-    assert granted(throttle, "a", 20) == 7
-    assert granted(throttle, "b", 20) == 10
+    assert count_granted(throttle, "a", 20) == 7
+    assert count_granted(throttle, "b", 20) == 10
     for _ in range(20):
         throttle.record_error("a")
     assert throttle.current_limit("a") == 10  # the floor
@@ -218,10 +218,10 @@ def test_degradation__none__changes_nothing(bench: Bench) -> None:
     throttle.record_error("a")
     throttle.record_success("a")
     assert throttle.current_limit("a") == 100
-    assert asyncio.run(_climbed(throttle.target)) is None
+    assert asyncio.run(_record_success(throttle.target)) is None
 
 
-async def _climbed(throttle: HierarchicalThrottle) -> None:
+async def _record_success(throttle: HierarchicalThrottle) -> None:
     from comporta.flow import run_async  # noqa: PLC0415 - only here
 
     return await run_async(throttle._record_success_flow("a"))
@@ -428,9 +428,9 @@ class SweepingClock(ManualClock):
 def test_acquire__state_was_just_swept__starts_with_a_full_bucket() -> None:
     clock = SweepingClock(BEGIN)
     throttle = HierarchicalThrottle(1000, 100, state=MemoryStore(clock))
-    assert granted(Face(throttle, None), "a", 5) == 5
+    assert count_granted(Face(throttle, None), "a", 5) == 5
     clock.store = throttle._store  # type: ignore[assignment]
-    assert granted(Face(throttle, None), "a", 50) == 50
+    assert count_granted(Face(throttle, None), "a", 50) == 50
 
 
 def test_acquire__clock_was_set_back__waits_no_longer_than_necessary() -> None:

@@ -20,7 +20,7 @@ CLOCK_NS = 1000
 """Decisions are made in whole microseconds."""
 
 
-def granted(answers: Sequence[dict[str, Any]]) -> list[Span]:
+def all_grants(answers: Sequence[dict[str, Any]]) -> list[Span]:
     """Return the grants of all workers."""
     return [grant for answer in answers for grant in answer["grants"]]
 
@@ -59,7 +59,7 @@ def active_seconds(answers: Sequence[dict[str, Any]]) -> tuple[float, float]:
 
 def check_bucket(answers: Sequence[dict[str, Any]], rate: int, capacity: int, at_least: float) -> str:
     """Assert that workers that called continuously got what a token bucket owes them; return a summary."""
-    grants = granted(answers)
+    grants = all_grants(answers)
     active, elapsed = active_seconds(answers)
     due = capacity + rate * active
     summary = f"{len(grants)} granted, {due:.1f} due in {active:.3f} s of calls during {elapsed:.3f} s"
@@ -77,7 +77,7 @@ def check_window(answers: Sequence[dict[str, Any]], capacity: int, window: float
     Entries that several grants share may cost half a percent of each window (``sliding_window.py``). A
     window counts as due after half of it, because it takes time to use it up.
     """
-    grants = granted(answers)
+    grants = all_grants(answers)
     active, elapsed = active_seconds(answers)
     due = capacity * (1 + int(max(0, active / (1.005 * window) - 0.5)))
     most = most_in_window(grants, window)

@@ -9,7 +9,7 @@ from math import floor
 from typing import Any
 
 import pytest
-from tests.processes.accounting import check_bucket, check_window, granted
+from tests.processes.accounting import all_grants, check_bucket, check_window
 from tests.processes.fleet import run_together, start_workers, with_long_timeout
 from tests.support import assert_within
 
@@ -24,14 +24,14 @@ AT_LEAST = 0.95
 def test_shared_limit__15_calls_from_two_processes__grants_exactly_10(state: str, job: str) -> None:
     with start_workers(2, job, url=with_long_timeout(state), limit=TEN_PER_HOUR, counts=[8, 7]) as workers:
         results = run_together(workers)
-    assert len(granted(results)) == 10
+    assert len(all_grants(results)) == 10
 
 
 def test_shared_limit__15_calls_at_10_per_second__grants_no_more_than_is_due(state: str) -> None:
     with start_workers(
         2, "call", url=with_long_timeout(state), limit=TEN_PER_SECOND, counts=[8, 7]
     ) as workers:
-        grants = granted(run_together(workers))
+        grants = all_grants(run_together(workers))
     elapsed = (max(after for _, after in grants) - min(before for before, _ in grants)) / 1e9
     assert 10 <= len(grants) <= 10 + floor(10 * (elapsed + 1e-6))
 

@@ -67,13 +67,13 @@ def test_circuit__in_use_and_unchanged__is_decided_without_asking_the_server(
     breakers = [CircuitBreaker("pncp", threshold=1, state=store) for store in fleet]
     use_all(breakers)
     wait_until(lambda: all(breaker._view.state.valid_reply() for breaker in breakers))
-    reads = [breaker._view.state._reply_time_us for breaker in breakers]
+    reads = [breaker._view.state._times.made_us for breaker in breakers]
     until = time.monotonic() + 4 * STALENESS_SECONDS
     while time.monotonic() < until:
         use_all(breakers)
         time.sleep(0.02)  # sleeps: calls come one after the other
     again = sum(
-        breaker._view.state._reply_time_us != read for breaker, read in zip(breakers, reads, strict=True)
+        breaker._view.state._times.made_us != read for breaker, read in zip(breakers, reads, strict=True)
     )
     if again > WORKERS // 2:
         raise Late(f"{again} of {WORKERS} circuits were read again though none changed")

@@ -227,7 +227,7 @@ def exhausted_table() -> Iterator[Path]:
 
 
 @pytest.fixture
-def exhausted(name: str, exhausted_table: Path) -> str:
+def exhausted_name(name: str, exhausted_table: Path) -> str:
     """Return the name of a state of its own whose table is full of exhausted keys."""
     shutil.copytree(exhausted_table, directory_path(name))
     return name
@@ -260,8 +260,10 @@ def test_full_table__key_used_twice__outlives_keys_used_once(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limit(exhausted: str) -> None:
-    with open_shared(exhausted) as store, open_shared(exhausted) as other:
+def test_full_table__all_keys_exhausted__newcomers_share_one_state_of_their_limit(
+    exhausted_name: str,
+) -> None:
+    with open_shared(exhausted_name) as store, open_shared(exhausted_name) as other:
         limiter = BaseLimiter("1/hour", store, "tested")
         newcomers = [f"newcomer {number}" for number in range(100)]
         assert not any(limiter.sync.acquire(key) for key in newcomers)
@@ -284,8 +286,8 @@ def test_full_table__expired_states__make_room_for_others(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-def test_full_table__key_reset__makes_room_for_another(exhausted: str) -> None:
-    with open_shared(exhausted) as store:
+def test_full_table__key_reset__makes_room_for_another(exhausted_name: str) -> None:
+    with open_shared(exhausted_name) as store:
         limiter = BaseLimiter("1/hour", store, "tested")
         for number in range(100):
             limiter.sync.reset(f"k{number}")
@@ -294,8 +296,8 @@ def test_full_table__key_reset__makes_room_for_another(exhausted: str) -> None:
 
 
 @pytest.mark.unmeasured
-def test_full_table__group_with_keys_without_room__decides_by_overflow_states(exhausted: str) -> None:
-    with open_shared(exhausted) as store:
+def test_full_table__group_with_keys_without_room__decides_by_overflow_states(exhausted_name: str) -> None:
+    with open_shared(exhausted_name) as store:
         first, second = (BaseLimiter("1/hour", store, each) for each in ("first", "second"))
         both = LimitGroup(first, second)
         granted = [both.sync.acquire([f"x{number}", f"y{number}"]) for number in range(200)]
@@ -326,8 +328,8 @@ def test_full_table__new_record__is_refused_and_live_records_stay_intact(name: s
 
 
 @pytest.mark.unmeasured
-def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers(exhausted: str) -> None:
-    with open_shared(exhausted) as store:
+def test_full_table__flood_of_limited_keys__leaves_room_for_records_and_breakers(exhausted_name: str) -> None:
+    with open_shared(exhausted_name) as store:
         assert all(
             store.apply(WriteRecord("records", str(number), b"x" * 500, None)) for number in range(100)
         )

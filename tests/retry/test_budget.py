@@ -26,7 +26,7 @@ from comporta.testing import ManualClock, Server
 
 
 @pytest.fixture
-def published() -> Iterator[list[Event]]:
+def published_events() -> Iterator[list[Event]]:
     events: list[Event] = []
     stop = listen(events.append)
     yield events
@@ -128,7 +128,9 @@ def test_budget__another_window_under_the_same_name__starts_empty(store: Store) 
     assert granted_retries(RetryBudget("pncp", store, Budget(window=30))) == 10
 
 
-def test_budget__exhausted__counts_each_refusal_and_publishes_one_event(published: list[Event]) -> None:
+def test_budget__exhausted__counts_each_refusal_and_publishes_one_event(
+    published_events: list[Event],
+) -> None:
     budget = RetryBudget("pncp", MemoryStore(), Budget(least=1))
     metrics = InMemoryMetrics()
     before = use_metrics(metrics)
@@ -139,7 +141,7 @@ def test_budget__exhausted__counts_each_refusal_and_publishes_one_event(publishe
         use_metrics(before)
     assert granted_retries(budget, attempts=1) == 0
     assert metrics.value("retry_budget_exhausted", budget="pncp") == 3
-    [event] = published
+    [event] = published_events
     assert event[1:] == (
         *("retry_budget_exhausted", "pncp"),
         *("no more retries: 1 for 3 calls in the last 60 s", "warning"),
@@ -196,12 +198,16 @@ def test_fallback__no_room_for_another_key__grants_nothing() -> None:
     assert MemoryStore().apply(operation) == BudgetUsage(False, 0, 0)
 
 
-def test_budget__store_refuses_access__grants_nothing_and_publishes_an_event(published: list[Event]) -> None:
+def test_budget__store_refuses_access__grants_nothing_and_publishes_an_event(
+    published_events: list[Event],
+) -> None:
     store, primary = manual_failover()
     primary.error = StateAuthError("no")
     budget = RetryBudget("pncp", store)
     assert granted_retries(budget, attempts=3) == 0
-    assert [(event.kind, event.severity) for event in published] == [("retry_budget_unusable", "error")]
+    assert [(event.kind, event.severity) for event in published_events] == [
+        ("retry_budget_unusable", "error")
+    ]
     store.close()
 
 
@@ -449,7 +455,7 @@ def test_budget__unnamed__may_differ_from_others_on_the_store() -> None:
 
 
 def test_budget__used_up_right_after_the_machine_started__publishes_once_a_minute(
-    published: list[Event], monkeypatch: pytest.MonkeyPatch
+    published_events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(30)
     monkeypatch.setattr("comporta.retry.budget.MONOTONIC", clock)
@@ -457,21 +463,21 @@ def test_budget__used_up_right_after_the_machine_started__publishes_once_a_minut
     numbers = []
     for seconds in (59, 1, 0):
         granted_retries(budget, attempts=2)
-        numbers.append(len(published))
+        numbers.append(len(published_events))
         clock.advance(seconds)
     assert numbers == [1, 1, 2]
 
 
-def test_budget__used_up_again_within_a_minute__publishes_one_event(published: list[Event]) -> None:
+def test_budget__used_up_again_within_a_minute__publishes_one_event(published_events: list[Event]) -> None:
     budget = RetryBudget("pncp", MemoryStore(), Budget(least=0, window=30))
     count_calls(budget, 2)
     assert granted_retries(budget, attempts=2) == 0
-    [event] = published
+    [event] = published_events
     assert (event.kind, event.source, event.severity) == ("retry_budget_exhausted", "pncp", "warning")
     assert event.text == "no more retries: 0 for 2 calls in the last 30 s"
     budget._published_ns -= 60_000_000_000
     assert granted_retries(budget, attempts=2) == 0
-    assert len(published) == 2
+    assert len(published_events) == 2
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "x" * 101])

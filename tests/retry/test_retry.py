@@ -71,19 +71,19 @@ class Calls(Protocol):
     def __call__(self, retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str: ...
 
 
-def blocking(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
+def call_blocking(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
     return retry.sync.call(upstream, *args, **kwargs)
 
 
-def awaiting(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
-    return asyncio.run(_awaited(retry, upstream, *args, **kwargs))
+def call_awaiting(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
+    return asyncio.run(_call_async(retry, upstream, *args, **kwargs))
 
 
-async def _awaited(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
+async def _call_async(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
     return await retry.call(upstream.awaited, *args, **kwargs)
 
 
-def decorated(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
+def call_decorated(retry: Retry, upstream: Flaky, *args: Any, **kwargs: Any) -> str:
     @retry
     def fetch(*args: Any, **kwargs: Any) -> str:
         return upstream(*args, **kwargs)
@@ -103,7 +103,7 @@ async def _await_fetch(fetch: Callable[..., Awaitable[str]], *args: Any, **kwarg
     return await fetch(*args, **kwargs)
 
 
-@pytest.fixture(params=[blocking, awaiting, decorated, decorated_awaiting])
+@pytest.fixture(params=[call_blocking, call_awaiting, call_decorated, decorated_awaiting])
 def calls(request: pytest.FixtureRequest) -> Calls:
     param: Calls = request.param
     return param
@@ -172,7 +172,7 @@ def test_retry_after__above_max_delay__raises_at_once(calls: Calls, clock: Manua
 @pytest.mark.parametrize("value", ["soon", float("nan"), float("inf"), -5, True, [1]])
 def test_retry_after__not_a_number__uses_the_backoff(clock: ManualClock, value: Any) -> None:
     upstream = Flaky(clock, Down(value))
-    blocking(make_retry(clock), upstream)
+    call_blocking(make_retry(clock), upstream)
     assert upstream.at == [0, 2]
 
 
@@ -251,9 +251,9 @@ def test_budget__same_object_in_two_retries__is_shared(clock: ManualClock) -> No
     budget = RetryBudget("pncp", MemoryStore(clock), Budget(ratio=0, least=1))
     one, other = (Retry(budget=budget, draw=lowest) for _ in range(2))
     assert one.clock is clock
-    assert blocking(one, Flaky(clock, Down())) == "answer"
+    assert call_blocking(one, Flaky(clock, Down())) == "answer"
     with pytest.raises(Down):
-        blocking(other, Flaky(clock, Down()))
+        call_blocking(other, Flaky(clock, Down()))
 
 
 def test_name__given__shares_through_the_state_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,9 +274,9 @@ def test_name__none__has_its_own_budget_on_any_state(clock: ManualClock) -> None
     one, other = (Retry(state=state, budget=Budget(ratio=0, least=1), draw=lowest) for _ in range(2))
     assert one.clock is clock
     for retry in (one, other):
-        assert blocking(retry, Flaky(clock, Down())) == "answer"
+        assert call_blocking(retry, Flaky(clock, Down())) == "answer"
     with pytest.raises(Down):
-        blocking(one, Flaky(clock, Down()))
+        call_blocking(one, Flaky(clock, Down()))
 
 
 def test_retry__without_budget_and_state__uses_the_monotonic_clock() -> None:
@@ -296,14 +296,14 @@ def test_delays__for_a_loop_of_ones_own__are_those_of_the_retry(clock: ManualClo
 def test_cancelled__during_the_call__is_not_caught(clock: ManualClock) -> None:
     upstream = Flaky(clock, asyncio.CancelledError())
     with pytest.raises(asyncio.CancelledError):
-        awaiting(make_retry(clock), upstream)
+        call_awaiting(make_retry(clock), upstream)
     assert upstream.at == [0]
 
 
 def test_cancelled__during_a_retry__is_not_caught(clock: ManualClock) -> None:
     upstream = Flaky(clock, Down(), asyncio.CancelledError())
     with pytest.raises(asyncio.CancelledError):
-        awaiting(make_retry(clock), upstream)
+        call_awaiting(make_retry(clock), upstream)
     assert upstream.at == [0, 2]
 
 
@@ -330,7 +330,7 @@ def test_cancelled__during_the_delay__is_not_called_again() -> None:
 def test_interrupted__during_a_blocking_call__is_not_caught(clock: ManualClock) -> None:
     upstream = Flaky(clock, Down(), KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        blocking(make_retry(clock), upstream)
+        call_blocking(make_retry(clock), upstream)
     assert upstream.at == [0, 2]
 
 
@@ -348,7 +348,7 @@ def test_error__raised__forms_no_reference_cycle(clock: ManualClock) -> None:
     gc.disable()
     try:
         with suppress(Down):
-            blocking(retry, upstream)
+            call_blocking(retry, upstream)
         assert [error() for error in kept] == [None, None]
     finally:
         gc.enable()

@@ -19,7 +19,7 @@ from comporta.testing import ProcurementServer
 FIRST_DAY = date(2026, 1, 5)
 CACHED_DAY = FIRST_DAY - timedelta(1)
 BESIDE_AFTER_SECONDS = 5.0
-"""The one beside the crowd searches after so long, when everybody waits."""
+"""How many seconds after the crowd one more person searches: by then the whole crowd waits."""
 
 
 class CrowdAnswer(NamedTuple):
@@ -68,7 +68,7 @@ async def search(client: httpx2.AsyncClient, url: str, day: date, **more: Any) -
 
 
 async def ask_all(urls: list[str], people: int, beside_after: float) -> tuple[list[CrowdAnswer], CrowdAnswer]:
-    """Let everybody search all UFs of another day at once; then one person needs one UF of a cached day."""
+    """Let each person search all UFs of another day; then let one more search one UF of a cached day."""
     async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=None)) as client:
         await search(client, urls[0], CACHED_DAY, ufs="SP", user="earlier")
         crowd = [

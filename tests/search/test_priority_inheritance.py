@@ -41,7 +41,7 @@ def run_scenario(folder: Path, scenario: Callable[[SearchRig], Coroutine[Any, An
     asyncio.run(run())
 
 
-def waiting(rig: SearchRig) -> list[Caller]:
+def waiting_callers(rig: SearchRig) -> list[Caller]:
     """Return who waits for capacity of PNCP, in the order in which they are served."""
     queue: WaitQueue = rig.container.upstreams["pncp"].limiter._flows.wait_queue
     [order] = queue.waiters_by_key.values() or [None]
@@ -50,7 +50,7 @@ def waiting(rig: SearchRig) -> list[Caller]:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Caller]]:
+def sent_pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, Caller]]:
     """Return the pages of PNCP in the order in which they are requested: their UF, and for whom."""
     pages: list[tuple[str | None, Caller]] = []
     fetch_page = PortalSource.fetch_page
@@ -107,35 +107,35 @@ async def while_paused(
     await limiter.pause(50)
 
     async def refresh_waits() -> bool:
-        return len(waiting(rig)) == len(UFS)
+        return len(waiting_callers(rig)) == len(UFS)
 
     async def user_is_first() -> bool:
-        return waiting(rig)[:1] == [USER]
+        return waiting_callers(rig)[:1] == [USER]
 
     async with asyncio.TaskGroup() as group:
         group.create_task(refresh)
         await rig.wait_until(refresh_waits)
-        assert set(waiting(rig)) == {REFRESH}
+        assert set(waiting_callers(rig)) == {REFRESH}
         group.create_task(join())
         await rig.wait_until(user_is_first)
         await limiter.resume()
 
 
 def test_listing__read_by_a_refresh__is_raised_by_a_search_that_needs_it(
-    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+    tmp_path: Path, sent_pages: list[tuple[str | None, Caller]]
 ) -> None:
     async def scenario(rig: SearchRig) -> None:
         search = rig.container.search
         refresh = search.refresh(scope_params(",".join(UFS)))
         await while_paused(rig, refresh, lambda: rig.body("MG", user="ana"))
-        assert sent[0] == ("MG", USER)
-        assert sorted(sent[1:]) == [(uf, REFRESH) for uf in UFS if uf != "MG"]  # each once
+        assert sent_pages[0] == ("MG", USER)
+        assert sorted(sent_pages[1:]) == [(uf, REFRESH) for uf in UFS if uf != "MG"]  # each once
 
     run_scenario(tmp_path, scenario)
 
 
 def test_fetch__in_the_background__is_raised_by_a_user_who_waits_for_the_same_search(
-    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+    tmp_path: Path, sent_pages: list[tuple[str | None, Caller]]
 ) -> None:
     async def scenario(rig: SearchRig) -> None:
         ufs = ",".join(UFS)
@@ -143,25 +143,25 @@ def test_fetch__in_the_background__is_raised_by_a_user_who_waits_for_the_same_se
             "bob", scope_params(ufs), lambda: rig.container.search.refresh(scope_params(ufs))
         )
         await while_paused(rig, refresh, lambda: rig.body(ufs, user="ana"))
-        assert sorted(sent) == [(uf, USER) for uf in UFS]
+        assert sorted(sent_pages) == [(uf, USER) for uf in UFS]
 
     run_scenario(tmp_path, scenario)
 
 
 def test_listing__read_by_a_refresh_of_another_worker__is_raised_by_a_search_that_needs_it(
-    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+    tmp_path: Path, sent_pages: list[tuple[str | None, Caller]]
 ) -> None:
     async def scenario(one: SearchRig, two: SearchRig) -> None:
         refresh = one.container.search.refresh(scope_params(",".join(UFS)))
         await while_paused(one, refresh, lambda: two.body("MG", user="ana"))
-        assert sent[0] == ("MG", USER)
-        assert sorted(sent[1:]) == [(uf, REFRESH) for uf in UFS if uf != "MG"]  # each once
+        assert sent_pages[0] == ("MG", USER)
+        assert sorted(sent_pages[1:]) == [(uf, REFRESH) for uf in UFS if uf != "MG"]  # each once
 
     run_scenario_with_two_workers(tmp_path, scenario)
 
 
 def test_fetch__in_the_background_of_another_worker__is_raised_by_a_user_who_waits_for_it(
-    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+    tmp_path: Path, sent_pages: list[tuple[str | None, Caller]]
 ) -> None:
     async def scenario(one: SearchRig, two: SearchRig) -> None:
         ufs = ",".join(UFS)
@@ -169,13 +169,13 @@ def test_fetch__in_the_background_of_another_worker__is_raised_by_a_user_who_wai
             "bob", scope_params(ufs), lambda: one.container.search.refresh(scope_params(ufs))
         )
         await while_paused(one, refresh, lambda: two.body(ufs, user="ana"))
-        assert sorted(sent) == [(uf, USER) for uf in UFS]
+        assert sorted(sent_pages) == [(uf, USER) for uf in UFS]
 
     run_scenario_with_two_workers(tmp_path, scenario)
 
 
 def test_listing__that_two_refreshes_need__is_raised_through_the_one_that_waits_for_it(
-    tmp_path: Path, sent: list[tuple[str | None, Caller]]
+    tmp_path: Path, sent_pages: list[tuple[str | None, Caller]]
 ) -> None:
     """The user waits for a refresh of worker two, and that one for a listing that worker one reads."""
 
@@ -195,7 +195,7 @@ def test_listing__that_two_refreshes_need__is_raised_through_the_one_that_waits_
 
         refresh = one.container.search.refresh(scope_params(",".join(UFS)))
         await while_paused(one, refresh, fetch_and_join)
-        assert sent[0] == ("MG", USER)
+        assert sent_pages[0] == ("MG", USER)
 
     run_scenario_with_two_workers(tmp_path, scenario)
 

@@ -298,7 +298,7 @@ async def test_jobs__beyond_the_bounds_of_a_user__are_429_and_of_the_fleet_503(t
         for number in range(2):
             await batches.add_job("ana", ["a"], f"job-{number}")
         refused = await service.client.post("/ultra-batch/jobs", json={"accounts": ["a"], "user_id": "ana"})
-        assert (refused.status_code, "at most 2 may" in refused.json()["detail"]) == (429, True)
+        assert (refused.status_code, "at most 2 are allowed" in refused.json()["detail"]) == (429, True)
         assert await batches.add_job("bob", ["a"], "job-bob") is not None
     other = tmp_path / "other"
     other.mkdir()
@@ -342,8 +342,8 @@ def test_jobs__beyond_the_bounds_of_a_client__are_429_whatever_user_it_names(tmp
             )
         ]
     assert [status for status, _ in outcomes] == [200, 200, 429, 200, 429, 200]
-    assert outcomes[2][1] == "2 jobs of this client are running, at most 2 may"
-    assert outcomes[4][1] == "5 accounts of this client are pending, at most 5 may"
+    assert outcomes[2][1] == "2 jobs of this client are running, at most 2 are allowed"
+    assert outcomes[4][1] == "5 accounts of this client are pending, at most 5 are allowed"
 
 
 def test_jobs__of_authenticated_users__have_no_bound_for_their_address(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def config(tmp_path: Path) -> Iterator[Config]:
     remove_shared_state(name)
 
 
-def _granted(limiter: Any, key: str = "k") -> int:
+def _count_granted(limiter: Any, key: str = "k") -> int:
     return sum(limiter.acquire(key) for _ in range(12))
 
 
@@ -102,14 +102,14 @@ def test_manager__file_changes__limits_and_policies_are_in_force_within_a_second
     api = manager.limiters["api"]
     assert isinstance(api, BaseLimiter)
     sync = api.sync
-    assert _granted(sync) == 5
+    assert _count_granted(sync) == 5
     config.change(SECOND)
     if config.seconds > 1:
         raise Late(f"the change took {config.seconds:.2f} s")
     assert [event.kind for event in config.events] == ["settings_reloaded"]
     assert manager.limiters["api"] is api
     assert (api.config.capacity, api.sync) == (7, sync)
-    assert _granted(sync, "fresh") == 7
+    assert _count_granted(sync, "fresh") == 7
     assert sync.peek("k").limit == 7
     assert sorted(manager.limiters) == ["api", "new"]
     assert dict(manager.policies) == {"search": "new"}
@@ -173,11 +173,11 @@ def test_reload__file_with_an_error__leaves_the_old_settings_and_says_why(
     assert re.search(reason, event.text)
     api = manager.limiters["api"]
     assert isinstance(api, BaseLimiter)
-    assert _granted(api.sync) == 5
+    assert _count_granted(api.sync) == 5
     assert upstreams["pncp"].limiter.config.capacity == 3
     config.change(SECOND)
     assert config.events[-1].kind == "settings_reloaded"
-    assert _granted(api.sync, "fresh") == 7
+    assert _count_granted(api.sync, "fresh") == 7
 
 
 def test_upstreams__file_changes__guarded_coroutine_functions_follow(config: Config) -> None:

@@ -122,9 +122,9 @@ def test_key_lines__generated_file__has_the_right_lines(
         written.append(text)
 
     for table, keys in tables.items():
-        write(f"[{_quoted(table)}]", (table,))
+        write(f"[{_quote(table)}]", (table,))
         for key, value in keys.items():
-            write(f"{_quoted(key)} = {value}", (table, key))
+            write(f"{_quote(key)} = {value}", (table, key))
     text = "\n".join(written)
     read: dict[str, Any] = tomllib.loads(text)
     assert {name: set(keys) for name, keys in read.items()} == {
@@ -133,5 +133,5 @@ def test_key_lines__generated_file__has_the_right_lines(
     assert key_lines(text) == expected
 
 
-def _quoted(key: str) -> str:
+def _quote(key: str) -> str:
     return json.dumps(key, ensure_ascii=False)

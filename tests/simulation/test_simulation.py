@@ -194,7 +194,7 @@ def test_upstream_fault__each_kind__is_met_by_its_policy(fault: str, event: str)
 
 
 def test_thread__ends_by_an_exception__is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comporta.simulation.workload.Program._pause", lambda *_: 1 / 0)
+    monkeypatch.setattr("comporta.simulation.program.Program._pause", lambda *_: 1 / 0)
     violations = check(simulate(SMALL))
     assert any("a thread ended: ZeroDivisionError" in violation for violation in violations)
 

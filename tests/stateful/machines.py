@@ -124,7 +124,7 @@ class LimiterMachine(Machine):
         model, now_us = self._model(key), self.engines.now_us()
         wait_us = model.take(now_us, cost)
         expected = (wait_us == 0, wait_us / SECOND_US, model.remaining(now_us))
-        self.compare(lambda engine: _seen(self._call(engine, "decide", key, cost)), expected)
+        self.compare(lambda engine: _visible_part(self._call(engine, "decide", key, cost)), expected)
 
     @rule(key=KEYS)
     def acquire(self, key: str | None) -> None:
@@ -143,7 +143,7 @@ class LimiterMachine(Machine):
         remaining = model.remaining(now_us)
         wait_us = model.take(now_us, cost)
         expected = (wait_us == 0, wait_us / SECOND_US, remaining)
-        self.compare(lambda engine: _seen(self._call(engine, "peek", key, cost)), expected)
+        self.compare(lambda engine: _visible_part(self._call(engine, "peek", key, cost)), expected)
 
     @rule(key=KEYS, cost=COSTS)
     def release(self, key: str | None, cost: int) -> None:
@@ -162,7 +162,7 @@ class LimiterMachine(Machine):
         return self.engines.call(self.limiters[engine], method, *arguments)
 
 
-def _seen(decision: Decision) -> tuple[bool, float, int]:
+def _visible_part(decision: Decision) -> tuple[bool, float, int]:
     return decision.allowed, decision.retry_after, decision.remaining
 
 

@@ -99,7 +99,7 @@ def test_barrier__interrupted_until_shortly_before_its_moment__another_one_begin
 
 
 def test_barrier__done_and_known_without_a_rejoin__rejoins_at_once_if_late(open_store: StoreOpener) -> None:
-    """This worker waited there and lost the store. The others use it, unless that was long ago."""
+    """This worker lost the store while it waited. The others have rejoined, unless that was long ago."""
     clock = ManualClock()
     with open_store(clock) as store:
         for _ in range(2):

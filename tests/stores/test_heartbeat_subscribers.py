@@ -105,7 +105,7 @@ def test_subscriber__garbage_collected__is_polled_no_more() -> None:
 
 @pytest.mark.parametrize("count", [1, 300])
 def test_subscribers__on_a_server__all_get_replies_from_the_thread(valkey: Server, count: int) -> None:
-    """Also more than fit one call; ``poll_soon`` does not wait for the next turn."""
+    """One call cannot serve 300 subscribers; ``poll_soon`` polls before the interval is over."""
     with redis_store(valkey) as primary:
         store = FailoverStore.wrap(primary, "redis://test")
         subscribers = [RecordSubscriber(f"k{number}") for number in range(count)]

@@ -279,7 +279,7 @@ def test_limit_with_fallback_open__share_is_divided__still_grants() -> None:
     assert store.apply(AcquireOperation(opened, "k", 1)) == 0
 
 
-def remaining(store: FailoverStore) -> int:
+def units_left(store: FailoverStore) -> int:
     [reply] = store.apply(LimitOperation([LimitDemand(SLOW.strategy, "slow", "k", 0)]))
     return reply.remaining
 
@@ -309,7 +309,7 @@ def test_reports__share_was_divided_after_its_grants__contain_all_of_them() -> N
     assert fallback_of(first) is None
     run_heartbeat(second)
     assert fallback_of(second) is None
-    assert remaining(first) == 8 - 5 - 1
+    assert units_left(first) == 8 - 5 - 1
 
 
 def test_reports__share_was_divided_long_ago__leave_out_what_was_refilled() -> None:

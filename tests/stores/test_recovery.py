@@ -108,7 +108,7 @@ def test_recovery__fault_of_a_sole_worker__does_not_wait_to_rejoin() -> None:
     assert fallback_of(store) is None
     assert clock.now_ns() == began_ns
     assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is None
-    store.fail_over(STORE_DOWN)  # so soon again: the store itself may be down
+    store.fail_over(STORE_DOWN)  # the outages follow each other quickly, so the store itself may be down
     run_heartbeat(store)
     assert fallback_of(store) is None
     assert primary.apply(ReadRecord(REJOIN_SPACE, REGISTRY_KEY)) is not None
@@ -127,7 +127,7 @@ def one_of_two(clock: ManualClock) -> tuple[FailoverStore, FailingStore]:
 def call_later(
     primary: FailingStore, clock: ManualClock, seconds: float, action: Callable[[], object]
 ) -> None:
-    """Do something before each probe that comes at least so many seconds from now."""
+    """Do something before each probe that comes at least this many seconds from now."""
     due_ns, apply = clock.now_ns() + int(seconds * 1e9), primary.apply
 
     def act_and_apply(operation: Operation[Any]) -> Any:
@@ -280,7 +280,9 @@ def test_recovery__registry_and_rejoin_keys_unusable__still_happens(error: State
     primary.apply = apply_or_refuse  # type: ignore[method-assign]
     assert run_heartbeat(store) == HEARTBEAT_SECONDS
     assert fallback_of(store) is None
-    store.fail_over(STORE_DOWN)  # so soon again: the fleet may have lost it too
+    store.fail_over(
+        STORE_DOWN
+    )  # the outages follow each other quickly, so the other workers may have lost the store too
     assert run_heartbeat(store) == HEARTBEAT_SECONDS
     assert fallback_of(store) is None
 

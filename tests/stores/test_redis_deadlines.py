@@ -49,7 +49,7 @@ def proxy(valkey: Server) -> Iterator[FaultProxy]:
 
 
 @contextmanager
-def opened(url: str, timeout: float = TIMEOUT, connect_timeout: float = 5.0) -> Iterator[RedisStore]:
+def open_redis(url: str, timeout: float = TIMEOUT, connect_timeout: float = 5.0) -> Iterator[RedisStore]:
     store = RedisStore(url, timeout, connect_timeout=connect_timeout)
     yield store
     store.close()
@@ -88,7 +88,7 @@ SILENT: list[Callable[[FaultProxy], None]] = [
 def test_call__reply_incomplete__times_out_in_time(
     proxy: FaultProxy, silence: Callable[[FaultProxy], None]
 ) -> None:
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         warm_up(store)
         store.apply(WriteRecord("s", "k", b"x" * 100, None))
         silence(proxy)
@@ -109,7 +109,7 @@ def test_async_call__reply_incomplete__times_out_in_time(
             await store.apply_async(READ)
         await store.aclose()
 
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         asyncio.run(story(store))
 
 
@@ -133,7 +133,7 @@ def test_async_calls__queued_behind_a_failed_batch__fail_with_it(
         await store.aclose()
         return replies
 
-    with opened(proxy.url) as store, in_time():
+    with open_redis(proxy.url) as store, in_time():
         replies = asyncio.run(story(store))
     assert isinstance(replies.pop(), asyncio.CancelledError)
     assert {type(reply) for reply in replies} == {StateTimeoutError}
@@ -157,7 +157,7 @@ def test_async_call__loop_blocked_after_sending__is_answered(
         await store.aclose()
         return written
 
-    with opened(valkey.url) as store:
+    with open_redis(valkey.url) as store:
         assert asyncio.run(story(store))
 
 
@@ -171,7 +171,7 @@ def test_async_call__loop_blocked_before_sending__is_answered(valkey: Server) ->
         await store.aclose()
         return written
 
-    with opened(valkey.url) as store:
+    with open_redis(valkey.url) as store:
         assert asyncio.run(story(store))
 
 
@@ -183,7 +183,7 @@ def test_call__still_connecting__fails_and_the_next_uses_the_connection(
 ) -> None:
     monkeypatch.setattr(pool, "_PROMISING_NS", 60_000_000_000)
     proxy.hang()
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         for _ in range(3):
             with (
                 in_time(),
@@ -212,7 +212,7 @@ def test_async_call__still_connecting__fails_and_the_next_uses_the_connection(
         assert proxy.connections == 1
 
     proxy.hang()
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         asyncio.run(story(store))
 
 
@@ -223,7 +223,7 @@ def test_aclose__still_connecting__leaves_nothing_behind(proxy: FaultProxy) -> N
         await store.aclose()
 
     proxy.hang()
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         asyncio.run(story(store))
 
 
@@ -257,7 +257,7 @@ def test_connect__longer_than_its_timeout__fails(proxy: FaultProxy) -> None:
         await store.aclose()
 
     proxy.hang()
-    with opened(proxy.url, timeout=5, connect_timeout=0.05) as store:
+    with open_redis(proxy.url, timeout=5, connect_timeout=0.05) as store:
         with (
             in_time(),
             pytest.raises(StateUnavailableError, match="cannot be reached, nothing was sent"),
@@ -270,7 +270,7 @@ def test_connect__longer_than_its_timeout__fails(proxy: FaultProxy) -> None:
 def test_connect__handshake_byte_by_byte__has_one_deadline(proxy: FaultProxy) -> None:
     proxy.limit_bandwidth(20, "replies")
     slow = pytest.raises(StateUnavailableError, match="nothing was sent")
-    with opened(proxy.url, timeout=5, connect_timeout=0.1) as store, in_time(), slow:
+    with open_redis(proxy.url, timeout=5, connect_timeout=0.1) as store, in_time(), slow:
         store.apply(READ)
 
 
@@ -281,7 +281,7 @@ def test_connect__refused__raises_for_blocking_and_awaiting_callers(proxy: Fault
         await store.aclose()
 
     proxy.refuse_connections()
-    with opened(proxy.url, timeout=5) as store:
+    with open_redis(proxy.url, timeout=5) as store:
         attempts: list[Callable[[], object]] = [lambda: store.apply(READ), store.probe]
         for attempt in attempts:
             with pytest.raises(StateUnavailableError, match="cannot be reached, nothing was sent"):
@@ -292,7 +292,7 @@ def test_connect__refused__raises_for_blocking_and_awaiting_callers(proxy: Fault
 def test_connect__many_threads_at_once__makes_a_few_at_a_time(proxy: FaultProxy) -> None:
     active, peak, lock = 0, 0, threading.Lock()
 
-    with opened(proxy.url, timeout=10) as store:
+    with open_redis(proxy.url, timeout=10) as store:
         connect = store.route.connect
 
         def count_and_connect(seconds: float) -> Any:
@@ -320,12 +320,12 @@ def test_connect__no_thread_available__happens_in_place(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with opened(valkey.url, timeout=5) as store:
+    with open_redis(valkey.url, timeout=5) as store:
         assert store.apply(READ) is None
 
 
 def test_connect__attempts_of_interrupted_callers__do_not_block_new_ones(valkey: Server) -> None:
-    with opened(valkey.url, timeout=5) as store:
+    with open_redis(valkey.url, timeout=5) as store:
         store._pool._pending._in_progress = {object(): 0 for _ in range(pool.CONNECTS_MAX)}
         assert store.apply(READ) is None
         assert not store._pool._pending._in_progress
@@ -333,7 +333,7 @@ def test_connect__attempts_of_interrupted_callers__do_not_block_new_ones(valkey:
 
 def test_connect__finished_after_close__is_closed(proxy: FaultProxy) -> None:
     proxy.hang()
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         with pytest.raises(StateUnavailableError, match="still connecting"):
             store.apply(READ)
         [thread] = [thread for thread in threading.enumerate() if thread.name == "comporta-connect"]
@@ -345,7 +345,7 @@ def test_connect__finished_after_close__is_closed(proxy: FaultProxy) -> None:
 
 def test_connect__one_hangs__a_later_caller_makes_another(proxy: FaultProxy) -> None:
     proxy.hang()
-    with opened(proxy.url, connect_timeout=0.5) as store:
+    with open_redis(proxy.url, connect_timeout=0.5) as store:
         store._pool._pending._seconds = 0.02  # attempts count as hopeless before they end
         for _ in range(pool.CONNECTS_MAX + 2):
             with pytest.raises(StateUnavailableError):
@@ -364,7 +364,7 @@ def test_idle_connection__taken_by_another_thread__is_waited_for_again(valkey: S
             self.lies -= 1
             return self.lies >= 0 or len(self) > 0
 
-    with opened(valkey.url, timeout=5) as store:
+    with open_redis(valkey.url, timeout=5) as store:
         store._pool.idle = store._pool._pending._idle = EmptiedDeque()
         assert store.apply(READ) is None
 
@@ -396,7 +396,7 @@ def test_resolver__hangs__blocks_neither_callers_nor_the_end_of_the_loop(
         with pytest.raises(StateUnavailableError, match="still connecting"):
             await store.apply_async(READ)
 
-    with opened(valkey.url.replace("127.0.0.1", "state.example")) as store:
+    with open_redis(valkey.url.replace("127.0.0.1", "state.example")) as store:
         with in_time(), pytest.raises(StateUnavailableError, match="still connecting"):
             store.apply(READ)
         with in_time():
@@ -419,7 +419,7 @@ def test_resolver__several_lookups_of_one_name__share_one_thread(
         assert await asyncio.gather(*calls[1:]) == [["127.0.0.1"]] * 2
         assert not lookups._pending
 
-    with opened(valkey.url) as store:
+    with open_redis(valkey.url) as store:
         asyncio.run(story(store))
 
 
@@ -442,7 +442,7 @@ def test_resolver__several_addresses__are_tried_in_turn(
         finally:
             await store.aclose()
 
-    with opened(valkey.url.replace("127.0.0.1", "state.example"), timeout=5) as store:
+    with open_redis(valkey.url.replace("127.0.0.1", "state.example"), timeout=5) as store:
         assert (asyncio.run(story(store)) is None) is is_answered
 
 
@@ -453,7 +453,7 @@ def test_resolver__impossible_name__raises_for_blocking_and_awaiting_callers(hos
             await store.apply_async(READ)
         await store.aclose()
 
-    with opened(f"redis://{host}:1/0", timeout=5) as store:
+    with open_redis(f"redis://{host}:1/0", timeout=5) as store:
         with pytest.raises(StateUnavailableError, match="nothing was sent"):
             store.apply(READ)
         asyncio.run(story(store))
@@ -486,7 +486,7 @@ def test_reply__malformed__raises_and_closes_the_connection(proxy: FaultProxy, g
         await warm_up_async(store)
         await store.aclose()
 
-    with opened(proxy.url) as store:
+    with open_redis(proxy.url) as store:
         warm_up(store)
         proxy.garble_replies(garbage=garbage, matching="EVALSHA")
         with pytest.raises(StateError):
@@ -502,7 +502,7 @@ def test_handshake__malformed__raises_for_blocking_and_awaiting_callers(proxy: F
             await store.apply_async(READ)
         await store.aclose()
 
-    with opened(proxy.url, timeout=5) as store:
+    with open_redis(proxy.url, timeout=5) as store:
         proxy.garble_replies(garbage=b"?HTTP\r\n")
         with pytest.raises(StateUnavailableError, match="nothing was sent"):
             store.apply(READ)
@@ -518,7 +518,7 @@ def test_call__connection_lost_halfway__is_not_sent_again(proxy: FaultProxy, fau
             await store.apply_async(WriteRecord("s", "n", b"2", None, b"1"))
         await store.aclose()
 
-    with opened(proxy.url, timeout=5) as store:
+    with open_redis(proxy.url, timeout=5) as store:
         warm_up(store)
         store.apply(WriteRecord("s", "n", b"0", None))
         getattr(proxy, fault)(matching="EVALSHA")
@@ -596,7 +596,7 @@ def test_loop__ends_without_aclose__closes_its_connection(
     valkey: Server, recwarn: pytest.WarningsRecorder
 ) -> None:
     """``asyncio.run`` shuts generators down; a transport left open would be a warning under ``-X dev``."""
-    with opened(valkey.url, timeout=5) as store:
+    with open_redis(valkey.url, timeout=5) as store:
         for _ in range(2):
             assert asyncio.run(store.apply_async(READ)) is None
         gc.collect()
@@ -674,7 +674,7 @@ def test_async_call__older_attempt_to_connect_fails__makes_its_own(
         assert len(attempts) == 2
         await store.aclose()
 
-    with opened(valkey.url) as store:
+    with open_redis(valkey.url) as store:
         asyncio.run(story(store))
 
 
@@ -693,5 +693,5 @@ def test_async_call__after_an_outage__has_time_to_connect_if_the_heartbeat_was_a
         assert pipeline._connect_allowance() > 0
         await store.aclose()
 
-    with opened(valkey.url, timeout=60) as store:
+    with open_redis(valkey.url, timeout=60) as store:
         asyncio.run(story(store))

@@ -41,15 +41,15 @@ def test_page__snippet__runs_as_shown(page: Path, snippet: str, valkey: Server, 
     command(valkey, "FLUSHALL")
     shown = re.search(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     if shown:
-        (tmp_path / "comporta.toml").write_text(_adapted(shown[1], valkey, app))
+        (tmp_path / "comporta.toml").write_text(_adapt(shown[1], valkey, app))
     environ = {**os.environ, "REDIS_URL": _url(valkey), "COMPORTA_APP": app}
-    program = [sys.executable, "-W", "error", "-c", _adapted(snippet, valkey, app)]
+    program = [sys.executable, "-W", "error", "-c", _adapt(snippet, valkey, app)]
     ran = subprocess.run(program, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     shutil.rmtree(directory_path(app), ignore_errors=True)
     assert ran.returncode == 0, ran.stderr
 
 
-def _adapted(text: str, server: Server, app: str) -> str:
+def _adapt(text: str, server: Server, app: str) -> str:
     """Return an example with the address of a real server and a name that no other test uses."""
     return text.replace("redis://localhost:6379/0", _url(server)).replace("my-app", app)
 

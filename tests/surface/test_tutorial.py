@@ -82,7 +82,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 @contextmanager
-def running(*processes: subprocess.Popen[str]) -> Iterator[None]:
+def run_processes(*processes: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     finally:
@@ -141,7 +141,7 @@ def test_tutorial__step_5__the_dashboard_shows_the_workers_and_the_supplier(shop
             return {each["name"] for each in status["upstreams"]}
         return set()
 
-    with running(service, shop.start(WORKER), shop.start(WORKER)):
+    with run_processes(service, shop.start(WORKER), shop.start(WORKER)):
         wait_until(lambda: "supplier" in upstreams())
 
 

@@ -18,15 +18,15 @@ from comporta.testing.fake_spreadsheet import CELLS_MAX
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[SheetsServer]:
+def sheets_server() -> Iterator[SheetsServer]:
     with SheetsServer() as server:
         yield server
 
 
 @pytest.fixture
-def server(started: SheetsServer) -> SheetsServer:
-    started.heal()
-    return started
+def server(sheets_server: SheetsServer) -> SheetsServer:
+    sheets_server.heal()
+    return sheets_server
 
 
 @pytest.fixture

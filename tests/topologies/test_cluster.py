@@ -33,7 +33,7 @@ HOURLY = LimitConfig(10 / 3600, 10, 3600)
 
 
 @contextmanager
-def opened(cluster: Cluster, clock: Clock | None = None, timeout: float = 5) -> Iterator[ClusterStore]:
+def open_cluster(cluster: Cluster, clock: Clock | None = None, timeout: float = 5) -> Iterator[ClusterStore]:
     for node in cluster.nodes:
         if node.process is not None:
             node.command("FLUSHALL")
@@ -61,12 +61,12 @@ class TestCluster(StoreConformance):
 
     @contextmanager
     def store(self, clock: ManualClock) -> Iterator[Store]:
-        with opened(self.cluster, clock) as store:
+        with open_cluster(self.cluster, clock) as store:
             yield store
 
 
 def test_cluster__first_call_to_the_wrong_node__is_redirected(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         acquire = AcquireOperation(LimitDefinition(HOURLY.build_strategy(), "n"), "k", 1)
         assert [store.apply(acquire) == 0 for _ in range(11)] == [True] * 10 + [False]
         assert sorted(store.slot_map.owners()) == sorted(("127.0.0.1", node.port) for node in cluster.nodes)
@@ -78,7 +78,7 @@ def test_cluster__many_limits_at_once__go_to_the_nodes_that_own_them(cluster: Cl
     async def work() -> list[bool]:
         return await asyncio.gather(*(limiter.acquire("k") for limiter in limiters for _ in range(12)))
 
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiters += [BaseLimiter(HOURLY, store, f"limit-{number}") for number in range(30)]
         assert sum(run_and_close(store, work)) == 300
         counts = [len(node.command("KEYS", "rate_limiter:{*")) for node in cluster.nodes]
@@ -97,14 +97,14 @@ def test_cluster__one_script_for_several_slots__is_called_once_per_slot(
         replies: list[Any] = await asyncio.gather(*map(store.apply_async, operations))
         return replies
 
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         assert all(reply.wait_us == 0 for [reply] in run_and_close(store, work))
 
 
 def test_cluster__group_in_one_slot__is_one_operation_and_others_are_refused(
     cluster: Cluster,
 ) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         same_slot = LimitGroup(
             BaseLimiter(HOURLY, store, "api.read"), BaseLimiter(HOURLY, store, "api.write")
         )
@@ -115,7 +115,7 @@ def test_cluster__group_in_one_slot__is_one_operation_and_others_are_refused(
 
 
 def test_cluster__override_of_a_limit__is_applied(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "overridden").sync
         assert limiter.acquire("k")
         limiter.set_limit(LimitConfig(3 / 3600, 3, 3600))
@@ -131,7 +131,7 @@ def test_cluster__slot_being_moved__every_decision_is_right_at_every_step(
     limit = LimitConfig(10 / 3600, 10, 3600, strategy)
     burst = 1 if strategy is LimitStrategy.LEAKY_BUCKET else 10
     granted = 0
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         definition = LimitDefinition(limit.build_strategy(), "moving.limit")
         operations = [AcquireOperation(definition, f"k{number}", 1) for number in range(4)]
         slot = operation_slot(operations[0])
@@ -161,7 +161,7 @@ def test_cluster__slot_being_moved__every_decision_is_right_at_every_step(
 
 
 def test_cluster__slot_moved__is_updated_in_the_slot_map(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         read = ReadRecord("s", "k")
         store.apply(read)
         slot = operation_slot(read)
@@ -178,7 +178,7 @@ def test_cluster__states_of_a_group_on_both_nodes__retries_until_the_deadline(
     cluster: Cluster,
 ) -> None:
     """One state has moved and the other has not: neither node can decide."""
-    with opened(cluster, timeout=0.2) as store:
+    with open_cluster(cluster, timeout=0.2) as store:
         store.probe()
         both = LimitOperation([LimitDemand(HOURLY.build_strategy(), f"torn.{name}", "k", 1) for name in "ab"])
         with suppress(StateTimeoutError):  # on a busy machine
@@ -199,7 +199,7 @@ def test_cluster__states_of_a_group_on_both_nodes__retries_until_the_deadline(
 
 
 def test_cluster__override_moved_before_its_states__decisions_go_on(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         acquire = AcquireOperation(LimitDefinition(HOURLY.build_strategy(), "torn.limit"), "k", 1)
         override = ReadRecord("rate_limiter_change", "torn.limit")
         store.apply(acquire)
@@ -225,7 +225,7 @@ def test_cluster__override_moved_before_its_states__decisions_go_on(cluster: Clu
 def test_cluster__scripts_flushed__are_sent_again_also_to_an_importing_node(
     cluster: Cluster,
 ) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         acquire = AcquireOperation(LimitDefinition(HOURLY.build_strategy(), "flushed"), "k", 1)
         slot = operation_slot(acquire)
         source = cluster.node_of(slot)
@@ -243,7 +243,7 @@ def test_cluster__scripts_flushed__are_sent_again_also_to_an_importing_node(
 
 
 def test_cluster__entries__leave_out_keys_that_are_not_records(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         for number in range(30):
             store.apply(WriteRecord("space", f"a.b:{number}", b"x", None))
             store.apply(WriteRecord("space", f"{number}", b"y", None))
@@ -256,7 +256,7 @@ def test_cluster__entries__leave_out_keys_that_are_not_records(cluster: Cluster)
 
 
 def test_cluster__many_records__are_listed_page_by_page(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         store.probe()
         for number in range(1_000):  # all in one slot
             cluster.node_of(operation_slot(ReadRecord("many", "one"))).command(
@@ -276,7 +276,7 @@ def test_cluster__malformed_slots_reply__raises(cluster: Cluster) -> None:
 
 
 def test_cluster__node_without_slots__has_its_connections_closed(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         removed = store.node(("127.0.0.9", 1))
         removed._pool.idle.append((store.node(store.slot_map.owners()[0]).route.connect(5), 0))
         store.probe()
@@ -284,21 +284,24 @@ def test_cluster__node_without_slots__has_its_connections_closed(cluster: Cluste
 
 
 def test_cluster__after_a_fork__still_answers(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         store._creation_lock.acquire()
         store.after_fork()
         assert store.apply(ReadRecord("s", "k")) is None
 
 
 def test_cluster__probe__loads_the_slot_map_and_connects_to_every_node(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         store.probe()
         assert len(store.slot_map.owners()) == len(cluster.nodes)
         assert all(len(node._pool.idle) == 1 for node in store._nodes.values())
 
 
 def test_cluster__one_node_killed__its_keys_fail_and_the_others_answer(program: str) -> None:
-    with Cluster(3, program, "--cluster-require-full-coverage", "no") as cluster, opened(cluster) as store:
+    with (
+        Cluster(3, program, "--cluster-require-full-coverage", "no") as cluster,
+        open_cluster(cluster) as store,
+    ):
         reads = [ReadRecord("s", str(number)) for number in range(30)]
         for read in reads:
             store.apply(read)

@@ -27,7 +27,7 @@ KEYS = [f"user:{number}" for number in range(30)]
 
 
 @contextmanager
-def opened(cluster: Cluster) -> Iterator[ClusterStore]:
+def open_cluster(cluster: Cluster) -> Iterator[ClusterStore]:
     for node in cluster.nodes:
         node.command("FLUSHALL")
     store = worker(cluster)
@@ -66,7 +66,7 @@ def test_keys__of_one_limit__are_on_every_node_and_each_is_exact(
         finally:
             await limiter.aclose()
 
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(limit, store, "spread")
         replies = asyncio.run(acquire_all(limiter))
         for number, key in enumerate(KEYS):
@@ -78,7 +78,7 @@ def test_keys__of_one_limit__are_on_every_node_and_each_is_exact(
 
 
 def test_key__every_method__uses_the_same_state(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "methods").sync
         key = KEYS[0]
         assert limiter.acquire(key)  # 9 left
@@ -100,7 +100,7 @@ def test_key__every_method__uses_the_same_state(cluster: Cluster) -> None:
 
 def test_key__with_a_lease__takes_from_the_same_state(cluster: Cluster) -> None:
     limit = LimitConfig(100 / 3600, 100, 3600, lease=True)
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(limit, store, "leased")
         assert sum(limiter.sync.acquire(KEYS[0]) for _ in range(110)) == 100
         asyncio.run(limiter.aclose())
@@ -108,7 +108,7 @@ def test_key__with_a_lease__takes_from_the_same_state(cluster: Cluster) -> None:
 
 
 def test_report__of_an_outage__is_charged_to_the_key_once(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "reported").sync
         report = ChargeOperation(HOURLY.build_strategy(), "reported", KEYS[0], 4).as_report("worker", 1)
         assert store.apply(report)
@@ -117,7 +117,7 @@ def test_report__of_an_outage__is_charged_to_the_key_once(cluster: Cluster) -> N
 
 
 def test_names__with_a_dot__keep_their_keys_together(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiters = [BaseLimiter(HOURLY, store, name) for name in ("api.read", "api.write")]
         for key in KEYS:
             assert LimitGroup(*limiters).sync.acquire([key, key])
@@ -127,7 +127,7 @@ def test_names__with_a_dot__keep_their_keys_together(cluster: Cluster) -> None:
 
 
 def test_group__of_limits_whose_keys_are_spread__is_refused(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         group = LimitGroup(BaseLimiter(HOURLY, store, "api"), BaseLimiter(HOURLY, store, "api.write"))
         with pytest.raises(ValueError, match="need names with a dot that begin alike"):
             group.sync.acquire(["k", "k"])
@@ -135,7 +135,7 @@ def test_group__of_limits_whose_keys_are_spread__is_refused(cluster: Cluster) ->
 
 
 def test_names__derived_from_numbers__are_spread_in_spite_of_their_dots(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         by_default = BaseLimiter(LimitConfig(0.5, 10), store)
         by_plan = BaseLimiter(HOURLY, store, "plans", limit_for=lambda key: LimitConfig(0.25, 2)).sync
         assert "." in by_default.name
@@ -149,7 +149,7 @@ def test_names__derived_from_numbers__are_spread_in_spite_of_their_dots(cluster:
 
 
 def test_override__by_this_worker__binds_its_next_decision_on_every_node(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "overridden").sync
         assert all(limiter.acquire(key) for key in KEYS)
         limiter.set_limit(THREE)
@@ -161,7 +161,7 @@ def test_override__by_this_worker__binds_its_next_decision_on_every_node(cluster
 
 
 def test_override__by_another_worker__is_in_force_within_a_second(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         operator = BaseLimiter(HOURLY, store, "operated").sync
         others = [worker(cluster) for _ in range(3)]
         limiters = [BaseLimiter(HOURLY, other, "operated").sync for other in others]
@@ -182,7 +182,7 @@ def test_override__by_another_worker__is_in_force_within_a_second(cluster: Clust
 
 
 def test_override__written_by_hand__is_in_force_within_a_second(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "by-hand").sync
         assert limiter.peek(KEYS[0]).limit == 10
         node = cluster.node_of(operation_slot(ReadRecord("rate_limiter_change", "by-hand")))
@@ -197,7 +197,7 @@ def test_override__written_by_hand__is_in_force_within_a_second(cluster: Cluster
 
 
 def test_pause_and_degradation__of_a_limit__bind_its_keys(cluster: Cluster) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "paused")
         limiter.sync.pause(60)
         assert not any(limiter.sync.acquire(key) for key in KEYS)
@@ -208,7 +208,7 @@ def test_pause_and_degradation__of_a_limit__bind_its_keys(cluster: Cluster) -> N
 
 
 def test_heartbeat__of_a_worker__keeps_the_copy_up_to_date(cluster: Cluster) -> None:
-    with opened(cluster):
+    with open_cluster(cluster):
         store = open_store(f"{cluster.url}?timeout=5&connect_timeout=5")
         limiter = BaseLimiter(HOURLY, store, "followed").sync
         assert limiter.acquire(KEYS[0])
@@ -223,7 +223,7 @@ def test_heartbeat__of_a_worker__keeps_the_copy_up_to_date(cluster: Cluster) -> 
 def test_slot_being_moved__key_that_is_spread__every_decision_is_right(
     cluster: Cluster, is_overridden: bool
 ) -> None:
-    with opened(cluster) as store:
+    with open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "moving").sync
         if is_overridden:
             limiter.set_limit(THREE)
@@ -251,7 +251,7 @@ def test_cancelled_caller__under_an_override__gives_back_under_the_same() -> Non
 
 
 def test_node_fails__its_replica_takes_over__its_keys_go_on_where_they_were(program: str) -> None:
-    with Cluster(3, program, replicas=True) as cluster, opened(cluster) as store:
+    with Cluster(3, program, replicas=True) as cluster, open_cluster(cluster) as store:
         limiter = BaseLimiter(HOURLY, store, "failing").sync
         limiter.set_limit(LimitConfig(7 / 3600, 7, 3600))
         for key in KEYS:

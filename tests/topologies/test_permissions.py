@@ -49,7 +49,7 @@ def page_permissions() -> list[str]:
 
 
 @pytest.fixture
-def limited(program: str) -> Iterator[Server]:
+def limited_server(program: str) -> Iterator[Server]:
     with Server(program) as server:
         server.command("ACL", "SETUSER", "comporta", *page_permissions())
         yield server
@@ -120,15 +120,15 @@ async def work_async(store: RedisStore | ClusterStore) -> None:
     await store.aclose()
 
 
-def test_permissions__of_the_page__are_enough_for_everything(limited: Server) -> None:
-    store = RedisStore(user_url(limited.url), timeout=5)
+def test_permissions__of_the_page__are_enough_for_everything(limited_server: Server) -> None:
+    store = RedisStore(user_url(limited_server.url), timeout=5)
     work(store)
     asyncio.run(work_async(store))
     store.close()
 
 
-def test_permissions__of_the_page__are_enough_for_a_heartbeat(limited: Server) -> None:
-    store = RedisStore(user_url(limited.url), timeout=5)
+def test_permissions__of_the_page__are_enough_for_a_heartbeat(limited_server: Server) -> None:
+    store = RedisStore(user_url(limited_server.url), timeout=5)
     store.probe()
     connection: Any = store._pool.idle[0][0]
     for command in (("EVAL", HEARTBEAT, 1, REGISTRY_KEY), ("ZADD", REGISTRY_KEY, 1, "me"), ("TIME",)):
@@ -137,16 +137,16 @@ def test_permissions__of_the_page__are_enough_for_a_heartbeat(limited: Server) -
     store.close()
 
 
-def test_permissions__of_the_page__are_not_enough_for_anything_else(limited: Server) -> None:
-    store = RedisStore(user_url(limited.url), timeout=5)
+def test_permissions__of_the_page__are_not_enough_for_anything_else(limited_server: Server) -> None:
+    store = RedisStore(user_url(limited_server.url), timeout=5)
     with pytest.raises(StateAuthError):
         store.apply(ReadRecord("other_application", "k"))
     store.close()
 
 
-def test_permissions__of_the_page__are_enough_behind_sentinels(limited: Server) -> None:
-    with Sentinels(limited, 1, 1) as sentinels:
-        limited.command("ACL", "SETUSER", "comporta", "+role")
+def test_permissions__of_the_page__are_enough_behind_sentinels(limited_server: Server) -> None:
+    with Sentinels(limited_server, 1, 1) as sentinels:
+        limited_server.command("ACL", "SETUSER", "comporta", "+role")
         store = RedisStore(user_url(sentinels.url), timeout=5, connect_timeout=5)
         work(store)
         store.close()

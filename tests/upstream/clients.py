@@ -110,7 +110,7 @@ class Client:
             options["content"] = _pieces() if self._runner is None else _pieces_async()
         response = self._client.request(method, url, **options)
         if self._runner is not None:
-            response = self._runner.run(_awaited(response))
+            response = self._runner.run(_await_response(response))
         return Answer(response.status_code, response.extensions["comporta"], response.text)
 
     async def _send_aiohttp(self, url: str, method: str, **options: Any) -> Answer:
@@ -122,11 +122,11 @@ class Client:
         if self.package == "requests":
             response = self._client.get(url, stream=True, timeout=self._timeout, proxies={"http": ""})
         elif self.package == "aiohttp":
-            response = self.run(_awaited(self._client.get(url)))
+            response = self.run(_await_response(self._client.get(url)))
         else:
             response = self._client.send(self._client.build_request("GET", url), stream=True)
             if self._runner is not None:
-                response = self.run(_awaited(response))
+                response = self.run(_await_response(response))
         return Stream(self, response)
 
 
@@ -193,7 +193,7 @@ class Stream:
                 await asyncio.sleep(0)
 
 
-async def _awaited(response: Any) -> Any:
+async def _await_response(response: Any) -> Any:
     return await response
 
 

@@ -392,9 +392,9 @@ def test_aiohttp__every_way_to_read__gives_the_same_bytes(server: BodyServer) ->
             for read in (
                 lambda content: content.read(),
                 lambda content: content.readexactly(len(WHOLE)),
-                lambda content: _joined(content.iter_chunked(1000)),
-                lambda content: _joined(content.iter_any()),
-                lambda content: _joined(part async for part, _ in content.iter_chunks()),
+                lambda content: _join(content.iter_chunked(1000)),
+                lambda content: _join(content.iter_any()),
+                lambda content: _join(part async for part, _ in content.iter_chunks()),
             ):
                 async with session.get(server.url) as response:
                     assert repr(response.content).startswith("<StreamReader")
@@ -421,7 +421,7 @@ def test_aiohttp__every_way_to_read__gives_the_same_bytes(server: BodyServer) ->
         assert failures(upstream) == 0
 
 
-async def _joined(parts: Any) -> bytes:
+async def _join(parts: Any) -> bytes:
     return b"".join([part async for part in parts])
 
 

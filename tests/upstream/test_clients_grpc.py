@@ -70,7 +70,7 @@ def run(call: Any) -> Any:
     return asyncio.run(result) if asyncio.iscoroutine(result) else result
 
 
-def guarded(lend: Any, through: str) -> tuple[CircuitBreaker, Any]:
+def guard_both(lend: Any, through: str) -> tuple[CircuitBreaker, Any]:
     store = MemoryStore()
     breaker = CircuitBreaker("books", 2, state=store)
     if through == "breaker":
@@ -83,7 +83,7 @@ def guarded(lend: Any, through: str) -> tuple[CircuitBreaker, Any]:
 def test_grpc__answered_with_an_error_of_the_caller__the_circuit_stays_closed(
     library: tuple[Library, str], lend: Any, through: str, status: str
 ) -> None:
-    breaker, call = guarded(lend, through)
+    breaker, call = guard_both(lend, through)
     library[0].status = grpc.StatusCode[status]
     for _ in range(3):
         with pytest.raises(grpc.RpcError):
@@ -96,7 +96,7 @@ def test_grpc__answered_with_an_error_of_the_caller__the_circuit_stays_closed(
 def test_grpc__answered_with_a_failure__opens_the_circuit(
     library: tuple[Library, str], lend: Any, through: str, status: str
 ) -> None:
-    _, call = guarded(lend, through)
+    _, call = guard_both(lend, through)
     library[0].status = grpc.StatusCode[status]
     for _ in range(2):
         with pytest.raises(grpc.RpcError):
@@ -122,6 +122,6 @@ def test_grpc__resource_exhausted_with_pushback__pauses_and_lowers_the_limit(
 
 
 def test_grpc__success__returns_the_answer(library: tuple[Library, str], lend: Any) -> None:
-    breaker, call = guarded(lend, "upstream")
+    breaker, call = guard_both(lend, "upstream")
     assert run(call) == b"1"
     assert breaker.consecutive_failures == 0

@@ -54,8 +54,10 @@ SITUATIONS: dict[str, Situation] = {
 }
 
 
-def told(driver: Driver, how: Callable[..., Any], answers: tuple[Any, ...], clock: ManualClock) -> Any:
-    """Make five calls; return what the caller learns of each, and the state afterwards."""
+def call_five_times(
+    driver: Driver, how: Callable[..., Any], answers: tuple[Any, ...], clock: ManualClock
+) -> Any:
+    """Make five calls; return the result and the report of each, and the state afterwards."""
     upstream, seen = Scripted(clock, "fine", *answers), []  # the first call asks the store about the circuit
     for _ in range(5):
         try:
@@ -80,7 +82,7 @@ def test_guard__any_situation__does_what_call_does(
         store = MemoryStore(clock)
         retry = {"retry": Retry(draw=lowest, state=store), **options}
         driver = make(state=store, **retry)
-        results.append(told(driver, getattr(driver, how), answers, clock))
+        results.append(call_five_times(driver, getattr(driver, how), answers, clock))
     assert results[0] == results[1]
 
 

@@ -44,7 +44,7 @@ def store(clock: ManualClock) -> MemoryStore:
     return MemoryStore(clock)
 
 
-def left(upstream: Upstream) -> dict[str, int]:
+def units_left(upstream: Upstream) -> dict[str, int]:
     assert upstream.limits is not None
     return {name: limiter.sync.peek().remaining for name, limiter in upstream.limits.limiters.items()}
 
@@ -57,11 +57,11 @@ def make(store: Any, limit: Any = NAMED, **options: Any) -> Upstream:
 def test_call__named_limits__takes_its_cost_from_each(store: MemoryStore, max_concurrent: int | None) -> None:
     llm = make(store, max_concurrent=max_concurrent)
     assert llm.sync.call(ok) == "ok"
-    assert left(llm) == {"requests": 9, "tokens": 999}
+    assert units_left(llm) == {"requests": 9, "tokens": 999}
     view = llm.options(cost={"tokens": 600})
     assert view.sync.call(ok) == "ok"
     assert view.options(cost={"tokens": 99}).guard(ok)() == "ok"
-    assert left(llm) == {"requests": 7, "tokens": 300}
+    assert units_left(llm) == {"requests": 7, "tokens": 300}
 
 
 def test_call__one_limit_without_capacity__is_refused_and_takes_nothing(store: MemoryStore) -> None:
@@ -72,7 +72,7 @@ def test_call__one_limit_without_capacity__is_refused_and_takes_nothing(store: M
     with pytest.raises(LimitReachedError, match=refused) as refusal:
         view.sync.call(ok)
     assert refusal.value.retry_after == pytest.approx(36, abs=1)
-    assert left(llm) == {"requests": 10, "tokens": 200}
+    assert units_left(llm) == {"requests": 10, "tokens": 200}
 
 
 def test_call__limit_has_capacity_within_max_wait__waits(store: MemoryStore, clock: ManualClock) -> None:
@@ -102,7 +102,7 @@ def test_call__fails_before_it_is_made__gives_the_cost_back(store: MemoryStore) 
     assert llm.limits is not None
     assert llm.limits.sync.acquire(None, cost={"tokens": 600})
     run(call._release_all_flow())
-    assert left(llm) == {"requests": 10, "tokens": 1000}
+    assert units_left(llm) == {"requests": 10, "tokens": 1000}
 
 
 def test_settle__several_limits__settles_each(store: MemoryStore, clock: ManualClock) -> None:
@@ -110,7 +110,7 @@ def test_settle__several_limits__settles_each(store: MemoryStore, clock: ManualC
     granted_at = clock.now_ns() / 1e9
     llm.options(cost={"tokens": 600}).sync.call(ok)
     assert llm.sync.settle({"tokens": 600}, {"tokens": 100}, granted_at)
-    assert left(llm) == {"requests": 9, "tokens": 900}
+    assert units_left(llm) == {"requests": 9, "tokens": 900}
 
 
 def test_settle__one_limit__takes_numbers(store: MemoryStore) -> None:
@@ -150,7 +150,7 @@ def test_call__several_limits_on_a_server__decides_in_one_round_trip(valkey: Ser
     with redis_store(valkey) as store:
         llm = make(store, ["10/s", "1000/day"])
         assert llm.sync.call(ok) == "ok"
-        assert [left(llm)["llm"], left(llm)["llm.2"]] == [9, 999]
+        assert [units_left(llm)["llm"], units_left(llm)["llm.2"]] == [9, 999]
 
 
 def test_upstreams__text_with_several_limits__takes_from_all(tmp_path: Path) -> None:

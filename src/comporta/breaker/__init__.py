@@ -8,8 +8,8 @@
 - ``block``: a guarded block of code, which owns its admission, and decorated generators
 - ``flows``: every method of a breaker, as a flow that threads and event loops share
 - ``local_view``: what this process knows about one circuit; it consists of ``cached_state`` (the last reply
-  and its age), ``counters`` (results that are not reported yet), ``operation_builder`` and ``poller`` (the
-  refresh that the heartbeat drives)
+  and how long it is valid), ``reply_times`` (when it was made and ends), ``counters`` (results that are not
+  reported yet), ``operation_builder`` and ``poller`` (the refresh that the heartbeat drives)
 - ``worker_circuit``: the worker's own circuit, for a broken worker among healthy ones
 - ``transitions``: the events and metrics for a state change that this process notices
 - ``operation``: one step of a circuit as an operation that every store can apply, and its form during an

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from comporta.breaker.admission import PHASES, Admission, worker_name
-from comporta.breaker.normalization import ttl_us
+from comporta.breaker.admission import PHASES, Admission
 from comporta.breaker.operation import CircuitSnapshot
+from comporta.breaker.reply_times import ReplyTimes, outage_snapshot, reply_times
 from comporta.breaker.state import (
     CLOSED,
     EMPTY_CIRCUIT,
-    FAILURES_TTL_US,
     HALF_OPEN,
     OPEN,
     RAMP,
-    Circuit,
     CircuitReply,
     CircuitRules,
-    FailingWorker,
     ForcedState,
 )
 from comporta.breaker.store_clock import StoreClock
@@ -31,8 +28,6 @@ from comporta.clock import SECOND_US
 from comporta.jitter import fraction
 from comporta.ramp import FULL_SHARE
 from comporta.runtime import RUNTIME
-
-NEVER_NS = 2**62
 
 
 class CachedState:
@@ -45,9 +40,8 @@ class CachedState:
     """
 
     __slots__ = (
-        *("_changed_us", "_deadline_ns", "_ends_ns", "_now_ns", "_opened_ns", "_reply_time_us", "_rules"),
-        *("_shares_admission", "_staleness_ns", "lock", "own", "reply", "shared_admission"),
-        *("store_clock", "valid_until_ns"),
+        *("_changed_us", "_now_ns", "_rules", "_shares_admission", "_staleness_ns", "_times"),
+        *("lock", "own", "reply", "shared_admission", "store_clock", "valid_until_ns"),
     )
 
     def __init__(
@@ -71,10 +65,7 @@ class CachedState:
         self._staleness_ns = staleness_ns
         self._shares_admission = shares_admission
         self._changed_us = 0
-        self._ends_ns = NEVER_NS  # when the reply becomes outdated without any operation
-        self._deadline_ns = 0  # the end of the reply's remaining_us
-        self._opened_ns = -1
-        self._reply_time_us = 0
+        self._times = ReplyTimes()
 
     def update(self, reply: CircuitReply, sent_ns: int) -> list[BreakerEvent]:
         """Store the reply to an operation sent at ``sent_ns``; return the events to publish."""
@@ -87,21 +78,15 @@ class CachedState:
         A reply that is up to 1 s older than the stored one arrived out of order and is dropped. A larger
         difference means that the server's clock was set back.
         """
-        behind_us = self._reply_time_us - reply.now_us
+        behind_us = self._times.made_us - reply.now_us
         if not reply.is_fallback and 0 < behind_us < SECOND_US:
             return []
         previous, self.reply = self.reply, reply._replace(probe=0)  # the probe belongs to one caller
         now_ns = self._now_ns()
         if not reply.is_fallback:
             self.store_clock.record(reply.now_us, sent_ns // 1000, -(-now_ns // 1000))
-        self._reply_time_us = 0 if reply.is_fallback else reply.now_us
-        self._deadline_ns = now_ns + reply.remaining_us * 1000
-        self._opened_ns = now_ns - reply.age_us * 1000 if reply.age_us >= 0 else -1
-        if reply.is_fallback:
-            self.valid_until_ns = 0
-        else:
-            self._ends_ns = NEVER_NS if reply.forced or not reply.remaining_us else self._deadline_ns
-            self.valid_until_ns = min(self._ends_ns, sent_ns + self._staleness_ns)
+        self._times = times = reply_times(reply, now_ns)
+        self.valid_until_ns = 0 if reply.is_fallback else min(times.ends_ns, sent_ns + self._staleness_ns)
         self.shared_admission = self._admission_to_share(reply)
         return events_between(previous, reply)
 
@@ -116,9 +101,10 @@ class CachedState:
         Returns false if the reply predates a change, or is from this worker's own circuit.
         """
         with self.lock:
-            if not self._reply_time_us or self._reply_time_us < self._changed_us:
+            times = self._times
+            if not times.made_us or times.made_us < self._changed_us:
                 return False
-            self.valid_until_ns = max(self.valid_until_ns, min(self._ends_ns, asked_ns + self._staleness_ns))
+            self.valid_until_ns = max(self.valid_until_ns, min(times.ends_ns, asked_ns + self._staleness_ns))
             return True
 
     def _admission_to_share(self, reply: CircuitReply) -> Admission | None:
@@ -169,7 +155,9 @@ class CachedState:
             PHASES[reply.phase],
             reply.generation,
             allowed=False,
-            retry_after=max(0, reply.remaining_us * 1000 if reply.forced else self._deadline_ns - now_ns)
+            retry_after=max(
+                0, reply.remaining_us * 1000 if reply.forced else self._times.deadline_ns - now_ns
+            )
             / 1e9,
             reason=reply.reason,
             since=self.since(),
@@ -197,42 +185,24 @@ class CachedState:
         reply = self.reply
         if reply is None or reply.phase != OPEN or reply.forced:
             return False
-        return self._now_ns() < self._deadline_ns
+        return self._now_ns() < self._times.deadline_ns
 
     def since(self) -> float | None:
         """Return when the circuit opened, in Unix seconds, if that is known."""
-        if self._opened_ns < 0:
+        opened_ns = self._times.opened_ns
+        if opened_ns < 0:
             return None
-        return RUNTIME.unix_time() - (self._now_ns() - self._opened_ns) / 1e9
+        return RUNTIME.unix_time() - (self._now_ns() - opened_ns) / 1e9
 
     def open_until(self) -> float | None:
         """Return when the cooldown ends, in Unix seconds; ``None`` if the circuit is not open, or forced."""
-        return RUNTIME.unix_time() + (self._deadline_ns - self._now_ns()) / 1e9 if self.is_open() else None
+        if not self.is_open():
+            return None
+        return RUNTIME.unix_time() + (self._times.deadline_ns - self._now_ns()) / 1e9
 
     def snapshot(self) -> CircuitSnapshot:
         """Return the circuit as last seen, with times of this machine's clock, for use during an outage."""
         reply, now_us = self.reply, self._now_ns() // 1000
         if reply is None:
             return CircuitSnapshot(EMPTY_CIRCUIT, ForcedState())
-        ends_us = now_us + ttl_us(Circuit(cooldown_us=reply.cooldown_us, tripped=True), self._rules)
-        circuit = Circuit(
-            generation=reply.generation,
-            failing_workers=(FailingWorker(worker_name(), now_us, reply.own_failures),),
-            calls_ends_us=ends_us,
-        )
-        if reply.forced:
-            return CircuitSnapshot(circuit, ForcedState(reply.forced, reply.reason))
-        if reply.failures:
-            failures_ends_us = now_us + FAILURES_TTL_US
-            circuit = circuit._replace(failures=reply.failures, failures_ends_us=failures_ends_us)
-        if reply.phase != CLOSED:
-            circuit = circuit._replace(
-                open_until_us=self._deadline_ns // 1000 if reply.phase == OPEN else 0,
-                tripped=True,
-                opened_us=self._opened_ns // 1000 if reply.age_us >= 0 else now_us,
-                reason=reply.reason,
-                ramp_start_us=now_us if reply.phase == RAMP else 0,
-                cooldown_us=reply.cooldown_us,
-                trip_ends_us=ends_us,
-            )
-        return CircuitSnapshot(circuit, ForcedState(), is_local=reply.is_fallback)
+        return outage_snapshot(reply, self._times, self._rules, now_us)

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 
 from comporta.breaker.state import CircuitRules
 from comporta.clock import to_us
-from comporta.validators import require_integer, require_number
+from comporta.validators import require_bool, require_integer, require_number
 
 _SECONDS_MAX = 86_400.0
 _FACTOR_MAX = 100.0
@@ -110,8 +110,7 @@ class BreakerConfig:
             require_integer("probes_at_once", self.probes_at_once, 1, self.probes)
         require_integer("ramp_steps", self.ramp_steps, 0, 100)
         require_number("staleness", self.staleness, 0.001, 60.0)
-        if not isinstance(self.shadow, bool):
-            raise TypeError(f"shadow must be a bool, got {self.shadow!r:.100}")
+        require_bool("shadow", self.shadow)
         self._check_cooldowns()
         self._check_trip_conditions()
 

@@ -15,14 +15,15 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from comporta import fork_safety
 from comporta.breaker.admission import Admission
-from comporta.breaker.cached_state import NEVER_NS, CachedState
+from comporta.breaker.cached_state import CachedState
 from comporta.breaker.config import BreakerConfig
 from comporta.breaker.counters import CallCounters
 from comporta.breaker.operation import BreakerOperation
 from comporta.breaker.operation_builder import OperationBuilder
 from comporta.breaker.poller import CircuitPoller
+from comporta.breaker.reply_times import NEVER_NS
 from comporta.breaker.state import FORCED_CLOSED, CircuitReply
-from comporta.breaker.store_clock import StoreClock
+from comporta.breaker.store_clock import SameClock, StoreClock
 from comporta.breaker.transitions import publish
 from comporta.breaker.worker_circuit import WorkerCircuit
 from comporta.stores.base import Store
@@ -48,7 +49,7 @@ class LocalView:
         self.ignores_successes = not rules.uses_window
         staleness_ns = NEVER_NS if self.is_exact else round(config.staleness * 1e9)
         shares_admission = config.slow_seconds is None
-        clock = StoreClock(is_same=store.decides_in_process)
+        clock = SameClock() if store.decides_in_process else StoreClock()
         self.own = None
         if config.local_threshold is not None:
             self.own = WorkerCircuit(name, rules, config.local_threshold, self.now_ns)

@@ -30,7 +30,7 @@ from comporta.breaker.state import (
     parse_forced_state,
 )
 from comporta.breaker.state_machine import step
-from comporta.breaker.store_clock import StoreClock
+from comporta.breaker.store_clock import SameClock, StoreClock
 from comporta.errors import StateTypeError
 from comporta.stores.base import GONE, Codec, Operation, Outage, Script, State, StateKey, StateType, key_text
 from comporta.stores.lua import lua
@@ -46,7 +46,7 @@ _REPLY_SIZE = 18
 SCRIPT = Script("breaker", partial(lua, "breaker/breaker"), batchable=True, notes_changes=True)
 
 
-_SAME_CLOCK = StoreClock(is_same=True)
+_SAME_CLOCK = SameClock()
 
 
 def circuit_name(name: str) -> str:

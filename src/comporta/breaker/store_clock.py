@@ -13,21 +13,18 @@ _DRIFT_PPM = 200
 class StoreClock:
     """Converts times of this machine's monotonic clock to times of the store's clock.
 
-    ``is_same`` is true if the store uses this machine's clock. Otherwise a converted time is never later than
-    the true one, and earlier by at most the fastest transit time of a reply.
+    A converted time is never later than the true one, and earlier by at most the fastest transit time of a
+    reply.
     """
 
-    __slots__ = ("_is_same", "_offset_us", "_updated_us")
+    __slots__ = ("_offset_us", "_updated_us")
 
-    def __init__(self, *, is_same: bool) -> None:
-        self._is_same = is_same
-        self._offset_us: int | None = 0 if is_same else None
+    def __init__(self) -> None:
+        self._offset_us: int | None = None
         self._updated_us = 0
 
     def record(self, store_us: int, sent_us: int, received_us: int) -> None:
         """Update the estimate from a reply that the store made at ``store_us``."""
-        if self._is_same:
-            return
         known, low, high = self._offset_us, store_us - received_us, store_us - sent_us
         drift_us = 1 + max(0, received_us - self._updated_us) * _DRIFT_PPM // 1_000_000
         if known is None or known > high:  # a clock was set
@@ -41,3 +38,16 @@ class StoreClock:
         if local_us < 0 or self._offset_us is None:
             return -1
         return max(0, local_us + self._offset_us)
+
+
+class SameClock(StoreClock):
+    """The clock of a store that uses this machine's clock: no time has to be converted."""
+
+    __slots__ = ()
+
+    def record(self, store_us: int, sent_us: int, received_us: int) -> None:
+        """Do nothing: there is no difference to estimate."""
+
+    def to_store_us(self, local_us: int) -> int:
+        """Return the same time; -1 if it is unknown."""
+        return max(-1, local_us)

@@ -22,7 +22,7 @@ SHARED_USER: Final = "shared"
 
 RECENT_MAX: Final = 10_000
 RECENT_BYTES_MAX: Final = 1024
-"""The hashes of this many recent parameters are remembered, of up to so many bytes: at most 12 MB."""
+"""How many hashes of recent parameters a process remembers, and the largest parameters among them: 12 MB."""
 
 _is_hash = re.compile(r"[0-9a-f]{64}").fullmatch
 _DEPTH_MAX = 50

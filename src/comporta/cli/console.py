@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -125,6 +126,11 @@ def status_sentence(upstream: Mapping[str, Any], now: float) -> str:
     reason = sentence.partition(": ")[2]
     opened = f"Open until {clock_time(until)} ({rough_duration(until - now)} left)"
     return f"{opened}: {reason}" if reason else f"{opened}."
+
+
+def utc_time(at: float) -> str:
+    """Return the date and the time of day in UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def clock_time(at: float) -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from comporta.cli.console import json_option, new_table, print_rows, show_spinner
+from comporta.cli.console import json_option, new_table, print_rows, show_spinner, utc_time
 from comporta.cli.database_option import DATABASE_HELP, database_argument
 from comporta.database import migrations
 from comporta.database.base import Database
@@ -103,8 +101,7 @@ def connect_existing(url: str | None) -> Iterator[Database]:
 
 def is_missing(database: Database) -> bool:
     """Whether the database is a file that does not exist, which opening would create."""
-    path: Path | None = getattr(database, "path", None)
-    return path is not None and not path.exists()
+    return database.path is not None and not database.path.exists()
 
 
 def _all_pending() -> list[MigrationStatus]:
@@ -123,4 +120,4 @@ def _table(rows: Sequence[MigrationStatus]) -> Table:
 
 
 def _applied_time(at: float | None) -> str:
-    return "pending" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "pending" if at is None else utc_time(at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -19,6 +18,7 @@ from comporta.cli.console import (
     print_table,
     printable,
     printable_text,
+    utc_time,
 )
 from comporta.cli.database_option import DATABASE_OPTION_HELP, database_option
 from comporta.cli.db import connect_database, is_missing
@@ -212,7 +212,7 @@ def _runs_table(found: list[RunOverview]) -> Table:
             f"{run.counts.dead:,}",
             f"{run.rate:,.1f}/s",
             f"{run.live_workers:,}",
-            _time(run.created_at),
+            utc_time(run.created_at),
         )
     return table
 
@@ -221,7 +221,7 @@ def _run_lines(run: RunOverview) -> list[str]:
     counts = run.counts
     of = f"{run.line_count:,}" if run.loaded_at is not None else f"{run.line_count:,} loaded so far"
     lines = [
-        f"{run.run_id}: {printable(run.name)}, {run.status}, started {_time(run.created_at)}",
+        f"{run.run_id}: {printable(run.name)}, {run.status}, started {utc_time(run.created_at)}",
         *(f"{name}: {printable(value)}" for name, value in run.identity.items()),
         (
             f"{counts.done:,} of {of} done: {counts.written:,} with rows, "
@@ -229,7 +229,7 @@ def _run_lines(run: RunOverview) -> list[str]:
         ),
     ]
     if run.finished_at is not None:
-        lines.append(f"Finished {_time(run.finished_at)}.")
+        lines.append(f"Finished {utc_time(run.finished_at)}.")
     elif run.rate > 0:
         left = format_duration((run.line_count - counts.done) / run.rate)
         lines.append(f"{run.rate:,.1f}/s, {left} left")
@@ -262,7 +262,3 @@ def _workers_table(workers: list[WorkerOverview]) -> Table:
             ),
         )
     return table
-
-
-def _time(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

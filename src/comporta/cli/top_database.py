@@ -7,7 +7,6 @@ says so and still shows the rest.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -65,11 +64,10 @@ def _open(url: str) -> Database:
 
 def _query(database: Database) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
     about = {"engine": database.dialect, "status": "ok", "reason": None}
-    path: Path | None = getattr(database, "path", None)
-    if path is not None and not path.exists():
+    if database.path is not None and not database.path.exists():
         return {
             **_EMPTY_SECTIONS,
-            "database": {**about, "status": "fail", "reason": f"{path} does not exist"},
+            "database": {**about, "status": "fail", "reason": f"{database.path} does not exist"},
         }, {}
     try:
         table = CacheTables(database)

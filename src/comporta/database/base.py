@@ -26,9 +26,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from comporta.validators import require_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Parameters = Mapping[str, Any]
 Rows = list[tuple[Any, ...]]
@@ -99,6 +102,10 @@ class Database(Protocol):
     @property
     def address(self) -> str:
         """The URL for messages, without user and password."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file of the database, which may not exist yet; ``None`` if it is on a server."""
 
     @property
     def reads_directly(self) -> bool:

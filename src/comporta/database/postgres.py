@@ -48,6 +48,7 @@ class PostgresDatabase:
     """See :class:`comporta.database.base.Database`."""
 
     dialect = "postgresql"
+    path = None
     reads_directly = False
 
     def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS, connections: int = CONNECTIONS) -> None:
@@ -163,7 +164,10 @@ class PostgresDatabase:
         deadline = RUNTIME.monotonic() + seconds
         free, idle = self._permits, self._idle
         if not free.acquire(timeout=max(seconds, 0)):
-            raise DatabaseBusyError(f"{self.address}: all {self._connections} connections are in use")
+            raise DatabaseBusyError(
+                f"{self.address}: all {self._connections} connections are in use; allow more with "
+                "?connections= in the URL"
+            )
         connection = None
         try:
             connection = self._pop_idle() or self._connector.connect(deadline)

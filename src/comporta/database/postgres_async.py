@@ -164,7 +164,8 @@ class LoopPool:
                 await self._permits.acquire()
         except TimeoutError:
             raise DatabaseBusyError(
-                f"{self._address}: all {self._connections} connections are in use"
+                f"{self._address}: all {self._connections} connections are in use; allow more with "
+                "?connections= in the URL"
             ) from None
         finally:
             self._waiting -= 1

@@ -39,7 +39,7 @@ def call_error(error: NoReplyError | psycopg.Error, address: str, seconds: float
     if isinstance(error, psycopg.Error):
         return _translate_error(error, address)
     return DatabaseUnavailableError(
-        f"{address}: no answer within {round(seconds, 3):g} s; whether it took effect is unknown"
+        f"{address}: no answer within {round(seconds, 3):g} s; whether the call took effect is unknown"
     )
 
 

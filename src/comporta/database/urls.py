@@ -6,8 +6,8 @@
 ``postgresql://user:password@host/db``  a server; other libpq options are passed on
 ======================================  ==========================================
 
-Both accept ``?timeout=`` (seconds that a call may take); a server also accepts ``?connections=`` (at most so
-many connections for each event loop, and for all blocking callers together).
+Both accept ``?timeout=`` (seconds that a call may take); a server also accepts ``?connections=`` (the most
+connections for each event loop, and for all blocking callers together).
 """
 
 from __future__ import annotations

@@ -266,9 +266,9 @@ _CROWD: Final = (
         "324 calls, for which the limit of 10 per second needs half a minute. A search waits for 8 s. Then "
         "it answers with what there is, and says when the rest is expected.",
         "The card of PNCP: requests at the limit line, and long waits. No failures: to wait is no error.",
-        "everybody has a first answer",
+        "everyone has a first answer",
         lambda now, before: now.count("answered") >= before.count("answered") + PEOPLE,
-        "After {seconds} s everybody has an answer, {parts} of them a part. The rest is read in the "
+        "After {seconds} s everyone has an answer, {parts} of them a part. The rest is read in the "
         "background.",
         (_portal("pncp", "slow", delay=0.5), Action("crowd", "all")),
     ),

@@ -166,7 +166,7 @@ class _SimulatedUsers:
             self._counts[_answer_kind(answer)] += 1
 
     def _random_query(self, generator: Any) -> Query:
-        """Return a random search; it is most likely new, because there are so many."""
+        """Return a random search, which has probably not been sent before: there are thousands."""
         last: date = self._today - timedelta(generator.randint(1, 700))
         return {
             "date_from": (last - timedelta(generator.randint(0, 1))).isoformat(),

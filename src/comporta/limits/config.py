@@ -17,7 +17,7 @@ from comporta.limits.strategies.registry import strategy_type
 from comporta.limits.strategies.schedule import PERIODS
 from comporta.limits.strategies.sliding_window import SlidingWindowStrategy
 from comporta.limits.strategies.token_bucket import TokenBucketStrategy
-from comporta.validators import require_choice, require_integer, require_number
+from comporta.validators import require_bool, require_choice, require_integer, require_number
 
 RATE_MAX = 1e9
 CAPACITY_MAX = 1_000_000_000
@@ -113,8 +113,7 @@ class LimitConfig:
         require_number("closed_after", self.closed_after, 0, CLOSED_AFTER_MAX, unit="seconds")
         if self.closed_after and self.fallback != "closed":
             raise ValueError(f"closed_after needs fallback='closed', got fallback={self.fallback!r}")
-        if not isinstance(self.shadow, bool):
-            raise TypeError(f"shadow must be a bool, got {self.shadow!r:.100}")
+        require_bool("shadow", self.shadow)
         if self.lease is not False:
             require_number("lease", self.lease, LEASE_MIN, LEASE_MAX, unit="seconds")
         require_integer("normal_headroom", self.normal_headroom, 0, self.capacity)

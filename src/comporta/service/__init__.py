@@ -7,7 +7,7 @@
 - ``logs``: the format of log lines.
 - ``middleware``: client limits, body size and request metrics, in front of all routes.
 - ``openapi``: the OpenAPI document with every response.
-- ``problems``: error responses as problem+json.
+- ``problems``: error responses as problem+json. ``server_sent_events``: the format of streams.
 - ``identity``: who sends a request. ``tokens``: API tokens.
 - ``auth_throttle``, ``auth_log``: limit wrong tokens and report them as events.
 - ``audit``: the log of operator actions. ``cache_admin``: operator actions on cache keys.

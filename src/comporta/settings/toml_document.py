@@ -95,7 +95,7 @@ def read_document(name: str) -> TomlDocument:
     with open(name, "rb") as file:  # noqa: PTH123 - messages show the path as it was given
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise ValueError(f"{name}: the file must be at most {FILE_BYTES_MAX} bytes long")
+        raise ValueError(f"{name}: the file must be at most {FILE_BYTES_MAX} bytes long, got more")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ history.
 - ``scenario``, ``drawn_scenarios``: the inputs of a simulation, drawn from a seed
 - ``faults``: fault scripts, as values and as text; ``fault_actions``: what each fault does to a fleet
 - ``simulated_fleet``: ``simulate``; the parts of one simulation
-- ``workload``, ``cache_workload``: what workers do
+- ``program``: when the callers of a worker call; ``workload``, ``cache_workload``: what they call
 - ``run_history``: what happened
 - ``invariants``, ``policy_invariants``: what must hold in every history; ``limit_excess``: by how much grants
   exceed a limit, and may

@@ -23,7 +23,7 @@ from comporta.simulation.worker import SimulatedWorker
 from comporta.simulation.workload import Calls, SimulatedCaller
 
 if TYPE_CHECKING:
-    from comporta.simulation.workload import Program
+    from comporta.simulation.program import Program
 
 KEYS = 3
 LOAD_SECONDS = 0.3

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 KINDS: Final = {
     "hang": "the server is stopped; afterwards it carries out what it was sent meanwhile",
     "crash": "the server's process ends; it starts again with its data, or with the value 'empty' or 'old'",
-    "slow": "the network takes so many seconds longer in each direction",
+    "slow": "the network takes this many seconds longer in each direction",
     "loss": "this share of all packets is lost and sent again later",
     "partition": "packets do not pass and are sent again later; of these workers, or of all",
     "black_hole": "packets are swallowed; of these workers, or of all",
@@ -22,16 +22,16 @@ KINDS: Final = {
     "half_open": "the open connections of these workers, or of all, lead nowhere",
     "full": "the server has no memory left and refuses writes",
     "read_only": "the server is a replica and refuses writes",
-    "server_clock": "the server's clock jumps by so many seconds",
+    "server_clock": "the server's clock jumps by this many seconds",
     "pause": "these workers are stopped",
     "kill": "these workers are killed; after the given time they start again",
     "exit": "these workers exit normally; after the given time they start again",
-    "worker_clock": "Unix time of these workers jumps by so many seconds",
+    "worker_clock": "Unix time of these workers jumps by this many seconds",
     "upstream_errors": "the upstream answers every request with 503",
     "upstream_flaky": "the upstream answers this share of all requests with 503",
     "upstream_late": "the upstream answers every request with 503, this share of them 1.5 s later",
-    "upstream_slow": "the upstream takes so many seconds longer",
-    "upstream_refuses": "the upstream answers with 429 and asks for a pause of so many seconds",
+    "upstream_slow": "the upstream takes this many seconds longer",
+    "upstream_refuses": "the upstream answers with 429 and asks for a pause of this many seconds",
 }
 """The kinds of faults, and what each does."""
 

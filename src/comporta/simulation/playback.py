@@ -22,6 +22,7 @@ from comporta.simulation.connection import Endpoints
 from comporta.simulation.faults import Fault
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.playback_record import UpstreamRecord
+from comporta.simulation.program import Program
 from comporta.simulation.run_history import FleetHistory
 from comporta.simulation.scenario import FleetScenario
 from comporta.simulation.simulated_fleet import SimulatedFleet, fleet_runtime
@@ -30,7 +31,6 @@ from comporta.simulation.upstream import UpstreamAnswer
 from comporta.simulation.upstream_model import ModelOptions, UpstreamModel
 from comporta.simulation.virtual_time import NANOSECONDS, SimulatedThread
 from comporta.simulation.worker import SimulatedWorker
-from comporta.simulation.workload import Program
 from comporta.state_schemes import register_scheme
 from comporta.stores.base import Operation, Store
 from comporta.stores.failover.heartbeat import POLL_SECONDS

@@ -1,7 +1,7 @@
 """A whole fleet in one thread: workers, network, server and upstream, and the faults that affect them.
 
 :func:`simulate` is the entry point: it installs the simulated runtime, runs a scenario to its end and returns
-its history. What a worker does is in ``workload.py``, what a fault does in ``fault_actions.py``.
+its history. What a worker does is in ``program.py``, what a fault does in ``fault_actions.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from comporta.simulation.faults import Fault
 from comporta.simulation.host import SimulatedCountFiles, UnlistedWorkers
 from comporta.simulation.lua_engine import LuaEngine
 from comporta.simulation.network import Network, seconds_ns
+from comporta.simulation.program import Program
 from comporta.simulation.run_history import FAILED, AppliedReport, Call, FleetHistory, Moment
 from comporta.simulation.scenario import FleetScenario
 from comporta.simulation.server import SimulatedServer
@@ -36,7 +37,7 @@ from comporta.simulation.step_engine import StepEngine
 from comporta.simulation.upstream import UpstreamSimulation
 from comporta.simulation.virtual_time import Scheduler, SimulatedThread
 from comporta.simulation.worker import SimulatedWorker
-from comporta.simulation.workload import NAME, Program
+from comporta.simulation.workload import NAME
 from comporta.stores.base import Operation
 from comporta.stores.failover.machine_workers import MACHINE_WORKERS
 from comporta.stores.failover.worker_count_file import WORKER_COUNT_FILES, WORKERS_VARIABLE

@@ -135,12 +135,9 @@ class _Pipeline:
             async with asyncio.timeout(store.deadline.seconds):
                 reply = await future
         except TimeoutError:
-            self._drop(
-                StateTimeoutError(f"{store.address} did not answer in time; it may have been carried out")
-            )
-            raise StateTimeoutError(
-                f"{store.address} did not answer in time; it may have been carried out"
-            ) from None
+            message = f"{store.address} did not answer in time; the operation may have been carried out"
+            self._drop(StateTimeoutError(message))
+            raise StateTimeoutError(message) from None
         store.deadline.record(MONOTONIC.now_ns() - sent_ns)
         return reply
 

@@ -37,7 +37,7 @@ class SimulatedProcess(Protocol):
     """The threads that have not ended."""
 
     def local_delay_ns(self, nanoseconds: int) -> int:
-        """Return how long a wait of so many nanoseconds of its own clock takes in virtual time."""
+        """Return how long a wait of ``nanoseconds`` by its own clock takes in virtual time."""
 
 
 class SimulatedThread(greenlet):  # type: ignore[misc]  # greenlet has no types

@@ -56,7 +56,7 @@ class SimulatedWorker:
         return UNIX_START_NS + now_ns + now_ns * self.drift_ppm // _MILLION + self.unix_error_ns
 
     def local_delay_ns(self, nanoseconds: int) -> int:
-        """Return how long a wait of so many nanoseconds of its own clock takes in virtual time."""
+        """Return how long a wait of ``nanoseconds`` by its own clock takes in virtual time."""
         if self.drift_ppm:
             return nanoseconds * _MILLION // (_MILLION + self.drift_ppm) + 1
         return nanoseconds

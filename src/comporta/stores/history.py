@@ -28,6 +28,7 @@ from comporta.stores.base import GONE, Operation, R, Script, State, StateKey, ke
 from comporta.stores.lua import lua
 from comporta.stores.records import RECORD
 from comporta.stores.redis.errors import translate_error
+from comporta.validators import require_number
 
 SPACE: Final = "comporta_history"
 SLOT_SECONDS: Final = 10
@@ -186,8 +187,7 @@ class ReadHistory(_HistoryOperation[History]):
 
     def __init__(self, series: str, seconds: float = SLOTS * SLOT_SECONDS) -> None:
         super().__init__(series)
-        if not 0 < seconds <= SLOTS * SLOT_SECONDS:
-            raise ValueError(f"seconds must be above 0 and at most {SLOTS * SLOT_SECONDS}, got {seconds}")
+        require_number("seconds", seconds, above=0, maximum=SLOTS * SLOT_SECONDS)
         self._count = ceil(seconds / SLOT_SECONDS)
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], History]:

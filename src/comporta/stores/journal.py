@@ -20,6 +20,7 @@ from comporta.names import validate_name
 from comporta.stores.base import Operation, R, Script, State, StateKey, key_text
 from comporta.stores.lua import lua
 from comporta.stores.records import RECORD, VALUE_BYTES_MAX
+from comporta.validators import require_integer
 
 SPACE: Final = "comporta_journal"
 ENTRIES_MAX: Final = 200
@@ -104,9 +105,7 @@ class ReadJournal(_JournalOperation[list[bytes]]):
 
     def __init__(self, journal: str, count: int = ENTRIES_MAX) -> None:
         super().__init__(journal)
-        if not 1 <= count <= ENTRIES_MAX:
-            raise ValueError(f"count must be 1 to {ENTRIES_MAX}, got {count}")
-        self._count = count
+        self._count = require_integer("count", count, 1, ENTRIES_MAX)
 
     def step(self, states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], list[bytes]]:
         """Read the pages without changing them."""

@@ -24,6 +24,7 @@ from comporta.stores.changes import CHANGES_STATE_KEY, note_change
 from comporta.stores.memory_fast_path import MemoryBoundLimit
 from comporta.stores.memory_space import MemorySpace
 from comporta.stores.records import RECORD
+from comporta.validators import require_integer
 
 R = TypeVar("R")
 
@@ -46,8 +47,7 @@ class MemoryStore(Store):
     decides_in_process = True
 
     def __init__(self, clock: Clock = MONOTONIC, keys_max: int = 1_000_000) -> None:
-        if keys_max < 1:
-            raise ValueError(f"keys_max must be at least 1, got {keys_max}")
+        require_integer("keys_max", keys_max, 1)
         self.clock = clock
         self.keys_max = keys_max
         self.fast_path_until_us = 0
@@ -206,7 +206,10 @@ class MemoryStore(Store):
             self._full_sweep_at_us = now_us + _FULL_SWEEP_EVERY_US  # not for every key of a flood
             self._sweep(now_us)
         if self._size >= self.keys_max:
-            raise StateFullError(f"memory:// holds {self.keys_max} live keys and has no room for more")
+            raise StateFullError(
+                f"memory:// holds {self.keys_max} live keys and has no room for another; use fewer keys, or "
+                "pass a MemoryStore with a larger keys_max"
+            )
         self._size += 1
 
     def _sweep(self, now_us: int) -> None:

@@ -83,7 +83,7 @@ def store(
     return at(database, chunk_commands.store_results(lease, done, LEASE_US, is_last=is_last), now)
 
 
-def pending(database: Database, now: float = NOW, *held: str) -> PendingWork:
+def read_pending(database: Database, now: float = NOW, *held: str) -> PendingWork:
     return at(database, chunk_commands.read_pending_work(LEASE_US, held), now)
 
 
@@ -292,8 +292,8 @@ def test_claim_chunk__repeated_after_a_lost_reply__is_the_same_chunk(database: D
 def test_lease__expired_and_claimed_by_another__the_first_worker_changes_nothing(database: Database) -> None:
     add(database, 1)
     first = claim(database)
-    assert pending(database, NOW + 9) == (False, 0, None, False, False, None, False)
-    assert pending(database, NOW + 11).suspects
+    assert read_pending(database, NOW + 9) == (False, 0, None, False, False, None, False)
+    assert read_pending(database, NOW + 11).suspects
     assert at(database, chunk_commands.claim_suspect("two", LEASE_US), NOW + 9) is None
     second = at(database, chunk_commands.claim_suspect("two", LEASE_US), NOW + 11)
     assert second is not None
@@ -308,7 +308,7 @@ def test_lease__expired_and_claimed_by_another__the_first_worker_changes_nothing
 def test_lease__from_before_the_clock_was_set_back__is_ignored(database: Database) -> None:
     add(database, 1)
     claim(database)
-    assert pending(database, NOW - 3600).suspects
+    assert read_pending(database, NOW - 3600).suspects
 
 
 def test_renew_leases__lease_of_another_worker__is_not_renewed(database: Database) -> None:
@@ -318,7 +318,7 @@ def test_renew_leases__lease_of_another_worker__is_not_renewed(database: Databas
     sheet_lease = claim_sheet(database)
     renewed = at(database, chunk_commands.renew_leases("one", LEASE_US, [lease], [sheet_lease]), NOW + 9)
     assert renewed == ({("job", lease.token)}, {("job", sheet_lease.token)})
-    assert not pending(database, NOW + 11).suspects
+    assert not read_pending(database, NOW + 11).suspects
     assert at(database, chunk_commands.claim_suspect("two", LEASE_US), NOW + 30) is not None
     assert at(database, chunk_commands.renew_leases("one", LEASE_US, [lease], []), NOW + 31) == (set(), set())
 
@@ -345,7 +345,7 @@ def find(database: Database, *held: str, is_new: bool = False, now: float = NOW)
 def test_find_job__several_jobs__fewest_chunks_first_then_longest_unserved(database: Database) -> None:
     for number in range(3):
         add(database, 100, f"job-{number}", now=NOW + number)
-    assert pending(database, NOW + 3).waiting == 3
+    assert read_pending(database, NOW + 3).waiting == 3
     order = []
     for second in range(6):
         now = NOW + 3 + second
@@ -355,9 +355,9 @@ def test_find_job__several_jobs__fewest_chunks_first_then_longest_unserved(datab
         order.append(job_id)
     assert order == ["job-0", "job-1", "job-2"] * 2
     assert find(database, "job-0", now=NOW + 9) == "job-1"
-    assert pending(database, NOW + 9).waiting == 0
+    assert read_pending(database, NOW + 9).waiting == 0
     assert find(database, "job-0", "job-1", "job-2") is None
-    assert not pending(database, NOW + 9, "job-0", "job-1", "job-2").jobs
+    assert not read_pending(database, NOW + 9, "job-0", "job-1", "job-2").jobs
 
 
 def test_find_job__only_new_ones__have_never_been_claimed(database: Database) -> None:
@@ -375,8 +375,8 @@ def test_split_dead__some_results_stored__each_other_account_is_claimed_by_itsel
     add(database, 10)
     lease = claim(database, count=6)
     store(database, lease, 1, 3)
-    assert pending(database, NOW + 9).dead_chunk_job is None
-    assert pending(database, NOW + 11).dead_chunk_job == "job"
+    assert read_pending(database, NOW + 9).dead_chunk_job is None
+    assert read_pending(database, NOW + 11).dead_chunk_job == "job"
     at(database, chunk_commands.split_dead("job", LEASE_US), NOW + 11)
     assert chunks(database) == [(position, position, 1) for position in (1, 2, 4, 5, 6)]
     assert store(database, lease, 2) is None
@@ -396,11 +396,11 @@ def test_fail_exhausted__three_attempts__fails_this_account_and_finishes_the_job
     at(database, chunk_commands.split_dead("job", LEASE_US), NOW + 20)
     assert at(database, chunk_commands.claim_last_attempt("two", LEASE_US), NOW + 20) is None
     assert at(database, chunk_commands.claim_suspect("two", LEASE_US), NOW + 20) is not None
-    assert pending(database, NOW + 40).last_attempts
+    assert read_pending(database, NOW + 40).last_attempts
     assert at(database, chunk_commands.claim_suspect("two", LEASE_US), NOW + 40) is None
     assert at(database, chunk_commands.claim_last_attempt("two", LEASE_US), NOW + 40) is not None
-    assert pending(database, NOW + 49).exhausted_job is None
-    assert pending(database, NOW + 60).exhausted_job == "job"
+    assert read_pending(database, NOW + 49).exhausted_job is None
+    assert read_pending(database, NOW + 60).exhausted_job == "job"
     assert at(database, chunk_commands.fail_exhausted("job", LEASE_US), NOW + 60) == (1, True)
     [failed] = [each for each in results_of(database) if each.outcome == FAILED]
     assert (failed.position, failed.message) == (
@@ -431,7 +431,7 @@ def test_store_results__sheet_configured__is_due_at_fifty_results_or_after_two_s
     third = store(database, lease, 50, now=NOW + 1.5)
     receipts = [receipt for receipt in (first, second, third) if receipt is not None]
     assert [receipt.sheet_due_us for receipt in receipts] == [2_000_000, 1_000_000, 0]
-    assert pending(database, NOW + 1.5).sheets
+    assert read_pending(database, NOW + 1.5).sheets
 
 
 def test_end_sheet_turn__results_stored_meanwhile__are_due_in_two_seconds(database: Database) -> None:

@@ -82,7 +82,7 @@ async def test_turns__small_job_beside_eight_large_ones__finishes_while_they_hol
 async def test_turns__more_jobs_than_places__all_advance_before_one_can_be_finished(
     plain: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fewer accounts are let through than one job has, so no job is over when the last one advances."""
+    """The gate lets fewer accounts through than one job has, so no job ends before the last one advances."""
     monkeypatch.setattr(job_turns, "TURN_SECONDS", 0.0)
     jobs, gate, passes = [f"job-{number}" for number in range(5)], Gate(), iter(range(399))
     settings: dict[str, Any] = {"jobs_max": 1, "concurrency": 2, "lease_seconds": 60}

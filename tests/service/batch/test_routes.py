@@ -201,7 +201,7 @@ async def test_configure_sheets__backfill_failed__is_scheduled_again(
     sheets = LocalSheets(tmp_path / "sheets")
     async with run_batch_service(tmp_path, sheets=sheets) as service:
         await stream_job(service, accounts=accounts(3), job_id="mine")
-        monkeypatch.setattr(sheets, "sink", _denied)
+        monkeypatch.setattr(sheets, "sink", _raise_denied)
         await post(service, "configure-sheets", job_id="mine", user_id="ana")
         await wait_backfilled(service.container.batches, "mine")
         sheet = await get_json(service, "sheets-config/mine")
@@ -213,11 +213,11 @@ async def test_configure_sheets__backfill_failed__is_scheduled_again(
         assert (await wait_backfilled(service.container.batches, "mine")).backfilled_rows == 3
 
 
-def _denied(*_: object) -> Any:
+def _raise_denied(*_: object) -> Any:
     raise SinkAuthError("no")
 
 
-def _gone(*_: object) -> Any:
+def _raise_gone(*_: object) -> Any:
     raise SinkUnavailableError("no")
 
 
@@ -239,7 +239,7 @@ async def test_configure_sheets__sheets_unavailable__reports_no_internal_details
     sheets = LocalSheets(tmp_path / "sheets")
     async with run_batch_service(tmp_path, sheets=sheets) as service:
         await stream_job(service, accounts=["a"], job_id="mine")
-        for refusal, status in ((_denied, 502), (_gone, 503)):
+        for refusal, status in ((_raise_denied, 502), (_raise_gone, 503)):
             monkeypatch.setattr(sheets, "create", refusal)
             problem = await post(service, "configure-sheets", status, job_id="mine", user_id="ana")
             assert "no" not in problem["detail"].split()

@@ -23,6 +23,7 @@ from comporta.errors import CheckpointError
 from comporta.pipeline.files.append_journal import RUN_CHARS
 from comporta.pipeline.run.offsets import ConfirmedOffsets
 from comporta.runtime import RUNTIME
+from comporta.validators import require_integer
 
 VERSION = 2
 POSITIONS_MAX = 2**53
@@ -139,9 +140,10 @@ class Checkpoint:
                 None if data["output_end"] is None else _parse_count("output_end", data["output_end"]),
             )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise CheckpointError(
-                f"checkpoint file is corrupt: {self.path} (expected a JSON object as comporta writes it, got "
-                f"{error!r:.200}); remove it to start again"
+                f"checkpoint file is corrupt: {self.path} (expected a JSON object as comporta writes it: "
+                f"{reason:.200}); remove it to start again"
             ) from error
 
     def _check_source(self, saved: SourceIdentity, given: SourceIdentity) -> None:
@@ -177,7 +179,7 @@ def _parse_offsets(low: Any, above: Any) -> ConfirmedOffsets:
         (_parse_count("done_above", first), _parse_count("done_above", after)) for first, after in above
     ]
     if sum(max(0, after - first) for first, after in ranges) > _ABOVE_POSITIONS_MAX:
-        raise ValueError(f"done_above must hold at most {_ABOVE_POSITIONS_MAX} positions")
+        raise ValueError(f"done_above must hold at most {_ABOVE_POSITIONS_MAX} positions, got more")
     return ConfirmedOffsets(_parse_count("done_below", low), ranges)
 
 
@@ -188,6 +190,4 @@ def _parse_run(value: Any) -> str:
 
 
 def _parse_count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= POSITIONS_MAX:
-        raise ValueError(f"{name} must be 0 to {POSITIONS_MAX}, got {value!r:.50}")
-    return value
+    return require_integer(name, value, 0, POSITIONS_MAX)

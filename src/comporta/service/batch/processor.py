@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Final, Protocol
 
 from comporta.errors import RefusedError
+from comporta.flow import is_task_cancelled
 from comporta.pipeline.sinks.formula_escaping import clean_text
 from comporta.service.batch.models import FAILED, MESSAGE_CHARS_MAX, SUCCESS, AccountResult, PendingAccount
 from comporta.service.sources.portal import Portal
@@ -64,7 +65,7 @@ class AccountProcessor:
                 reason = error
                 break
             except asyncio.CancelledError as error:
-                if _is_task_cancelled():
+                if is_task_cancelled():  # the job itself, not something that the processor awaits
                     raise
                 reason = RuntimeError(f"something in the processor was cancelled: {error!r}")
                 break
@@ -129,12 +130,6 @@ def _call_blocking(processor: Callable[[str], Any], account: str) -> Any:
         return processor(account)
     except StopIteration as error:
         raise RuntimeError("the processor raised StopIteration") from error
-
-
-def _is_task_cancelled() -> bool:
-    """Whether the job itself is being cancelled, rather than something the processor awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _error_text(error: Exception) -> str:

@@ -19,22 +19,17 @@ from starlette.responses import StreamingResponse
 from comporta import events
 from comporta.clock import MONOTONIC
 from comporta.errors import StateError
+from comporta.flow import is_task_cancelled
 from comporta.service.dashboard.document_changes import document_changes
+from comporta.service.server_sent_events import KEEPALIVE, MEDIA_TYPE, encode_event
 
 PAGES_MAX: Final = 500
 DOCUMENT_INTERVAL_SECONDS: Final = 1.0
 HISTORY_CACHE_SECONDS: Final = 2.0
 """How long an encoded history is reused: after a restart all pages reconnect at once."""
 
-MEDIA_TYPE: Final = "text/event-stream"
 RETRY_FIELD: Final = b"retry: 1000\n\n"
 EMPTY_HISTORY: Final = b'{"slot_seconds":10,"at":0,"series":{}}'
-_KEEPALIVE = b": keep-alive\n\n"
-
-
-def encode_event(kind: str, data: bytes) -> bytes:
-    """Return one event; encoded JSON contains no line breaks."""
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
 class CachedBytes:
@@ -96,7 +91,7 @@ class LiveUpdates:
         self._shutting_down = shutting_down
         self._tasks: list[asyncio.Task[None]] = []
         self._version = 0
-        self._latest = Update(_KEEPALIVE)
+        self._latest = Update(KEEPALIVE)
         self._document_version = 0
         self._known: dict[str, Any] | None = None
         self._failed: set[str] = set()
@@ -158,18 +153,18 @@ class LiveUpdates:
     async def _publish_end(self) -> None:
         """Wake all streams at shutdown, even while a document is being built."""
         await self._shutting_down.wait()
-        self._publish(Update(_KEEPALIVE))
+        self._publish(Update(KEEPALIVE))
 
     async def _next_document(self) -> Update:
         try:
             update = self._update(await self._document.get())
         except asyncio.CancelledError:
-            if _is_task_cancelled():
+            if is_task_cancelled():
                 raise
-            return Update(_KEEPALIVE)  # the build was cancelled elsewhere; try the next one
+            return Update(KEEPALIVE)  # the build was cancelled elsewhere; try the next one
         except Exception as error:  # pages show the age of their document; try the next one
             self._report("document", error)
-            return Update(_KEEPALIVE)
+            return Update(KEEPALIVE)
         self._failed.discard("document")
         return update
 
@@ -197,12 +192,6 @@ class LiveUpdates:
             self._document_version = self._version
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-
-def _is_task_cancelled() -> bool:
-    """Whether this task itself is being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class PageStream(StreamingResponse):

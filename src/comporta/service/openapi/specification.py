@@ -16,6 +16,7 @@ from comporta.service.openapi.operator_schemas import DASHBOARD_EVENT, OPERATOR_
 from comporta.service.openapi.public_schemas import PUBLIC_SCHEMAS, SEARCH_EVENT
 from comporta.service.openapi.schema_types import STRING, json_text, reference
 from comporta.service.problems import MEDIA_TYPE as PROBLEM
+from comporta.service.server_sent_events import MEDIA_TYPE as EVENTS
 
 _Document = dict[str, Any]
 
@@ -104,7 +105,7 @@ def _complete_operation(method: str, path: str, operation: _Document, *, has_use
         described = {"description": "The database does not respond.", "content": responses["200"]["content"]}
         responses["503"] = described
     if path in _EVENTS:
-        responses["200"]["content"] = {"text/event-stream": {"schema": _EVENTS[path]}}
+        responses["200"]["content"] = {EVENTS: {"schema": _EVENTS[path]}}
     if path == "/metrics":
         responses["200"]["content"] = {"text/plain": {"schema": STRING}}
     if (method, path) == ("post", "/ultra-batch/jobs"):

@@ -230,10 +230,11 @@ async def _refusal(batches: Batches, user_id: str, client: str) -> HttpProblem:
         ("client", of_client, settings.running_per_client_max, settings.accounts_per_client_max),
     ):
         if unfinished.jobs >= jobs_max:
-            detail = f"{unfinished.jobs} jobs of this {whose} are running, at most {jobs_max} may"
+            detail = f"{unfinished.jobs} jobs of this {whose} are running, at most {jobs_max} are allowed"
             return HttpProblem(429, "Too Many Requests", detail, retry_after=RETRY_SECONDS)
         if unfinished.accounts >= accounts_max:
-            detail = f"{unfinished.accounts} accounts of this {whose} are pending, at most {accounts_max} may"
+            count = unfinished.accounts
+            detail = f"{count} accounts of this {whose} are pending, at most {accounts_max} are allowed"
             return HttpProblem(429, "Too Many Requests", detail, retry_after=RETRY_SECONDS)
     detail = f"{settings.running_max} jobs are already running"
     return HttpProblem(503, "Service Unavailable", detail, retry_after=RETRY_SECONDS)

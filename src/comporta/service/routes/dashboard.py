@@ -13,9 +13,10 @@ from fastapi.security import HTTPBearer
 
 from comporta.service.container import Container, get_container
 from comporta.service.dashboard.auth import require_same_origin
-from comporta.service.dashboard.live import MEDIA_TYPE, PageStream
+from comporta.service.dashboard.live import PageStream
 from comporta.service.problems import MEDIA_TYPE as PROBLEM
 from comporta.service.problems import HttpProblem
+from comporta.service.server_sent_events import MEDIA_TYPE as EVENTS
 
 router = APIRouter(tags=["dashboard"])
 
@@ -69,7 +70,7 @@ async def history(container: AuthorizedContainer) -> Response:
 @router.get(
     "/v1/dashboard/stream",
     response_class=StreamingResponse,
-    responses={200: {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}, **_RESPONSES},
+    responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}, **_RESPONSES},
 )
 async def stream(container: AuthorizedContainer) -> Response:
     """Server-sent events: the history, then a document about once a second."""

@@ -19,11 +19,11 @@ from comporta.service.search.query import QueryError, SearchQuery, parse_query
 from comporta.service.search.response import SourceResult, oldest_age
 from comporta.service.search.search import SearchUnavailableError
 from comporta.service.search.stream import problem_event, search_events
+from comporta.service.server_sent_events import MEDIA_TYPE as EVENTS
 
 router = APIRouter(tags=["search"])
 
 JSON: Final = "application/json"
-EVENTS: Final = "text/event-stream"
 FULL_RETRY_SECONDS: Final = 5.0
 
 _STRING_LIST: dict[str, Any] = {"type": "array", "items": {"type": "string"}}

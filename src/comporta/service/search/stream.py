@@ -23,6 +23,7 @@ import msgspec
 
 from comporta.service.search.query import SearchQuery
 from comporta.service.search.response import RenderedResponse, SourceResult
+from comporta.service.server_sent_events import KEEPALIVE, encode_event
 
 if TYPE_CHECKING:
     from comporta.service.search.progress import ProgressSubscription
@@ -35,7 +36,6 @@ KEEPALIVE_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 1.0
 """How often a stream checks whether another worker has refreshed stale results."""
 
-_KEEPALIVE = b": keep-alive\n\n"
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -51,10 +51,10 @@ async def search_events(
             try:
                 while not answering.done() and not shutting_down.is_set() and time.monotonic() < deadline:
                     await _wait_for_change(subscription, shutting_down, KEEPALIVE_SECONDS, answering)
-                    for event in _progress_events(subscription) or ([] if answering.done() else [_KEEPALIVE]):
+                    for event in _progress_events(subscription) or ([] if answering.done() else [KEEPALIVE]):
                         yield event
                 if answering.done() and (response is None or _has_more(answering.result(), response)):
-                    yield _encode_event("revalidated" if response else "result", answering.result().body)
+                    yield encode_event("revalidated" if response else "result", answering.result().body)
                     response = answering.result()
             finally:
                 answering.cancel()
@@ -63,13 +63,13 @@ async def search_events(
             if response is None or not response.is_pending:
                 break
             await _wait_for_change(subscription, shutting_down, POLL_SECONDS)
-            yield _KEEPALIVE
+            yield KEEPALIVE
         if response is not None and not response.is_pending:
             async for event in _revalidation_events(
                 search, query, response, subscription, shutting_down=shutting_down, deadline=deadline
             ):
                 yield event
-    yield _encode_event("end", b"{}")
+    yield encode_event("end", b"{}")
 
 
 def _has_more(response: RenderedResponse, previous: RenderedResponse) -> bool:
@@ -97,7 +97,7 @@ async def _revalidation_events(
     while not shutting_down.is_set() and time.monotonic() < deadline:
         is_newer = await search.has_newer_results(query, results)
         if is_newer:
-            yield _encode_event("revalidated", (await search.answer(query)).body)
+            yield encode_event("revalidated", (await search.answer(query)).body)
         if is_newer is not False:
             return
         await _wait_for_change(subscription, shutting_down, POLL_SECONDS)
@@ -106,7 +106,7 @@ async def _revalidation_events(
             yield event
         if time.monotonic() >= keepalive_at:
             keepalive_at = time.monotonic() + KEEPALIVE_SECONDS
-            yield _KEEPALIVE
+            yield KEEPALIVE
 
 
 async def _wait_for_change(
@@ -127,14 +127,9 @@ async def _wait_for_change(
 
 
 def _progress_events(subscription: ProgressSubscription) -> list[bytes]:
-    return [_encode_event("progress", _ENCODER.encode(progress)) for progress in subscription.drain()]
+    return [encode_event("progress", _ENCODER.encode(progress)) for progress in subscription.drain()]
 
 
 def problem_event(document: object) -> bytes:
     """Return the event for an error after the stream has begun."""
-    return _encode_event("problem", _ENCODER.encode(document))
-
-
-def _encode_event(kind: str, data: bytes) -> bytes:
-    """Return one event; encoded JSON contains no line breaks."""
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+    return encode_event("problem", _ENCODER.encode(document))

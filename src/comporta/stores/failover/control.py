@@ -21,7 +21,9 @@ def as_state_error(error: StateError | OSError, address: str) -> StateError:
         return error
     reason = str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        return StateTimeoutError(f"{address} did not answer in time; it may have been carried out: {reason}")
+        return StateTimeoutError(
+            f"{address} did not answer in time; the operation may have been carried out: {reason}"
+        )
     return StateUnavailableError(f"{address} cannot be used: {reason}")
 
 

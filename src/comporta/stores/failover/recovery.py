@@ -210,7 +210,10 @@ class Recovery:
                 if moment is not None:
                     moment_ns = wait.answered_ns + 1000 * moment.left_us
                     if moment.epoch != epoch:
-                        epoch, poll_ns = moment.epoch, 0  # say at once that this worker knows it
+                        epoch, poll_ns = (
+                            moment.epoch,
+                            0,
+                        )  # ask again at once, to state that this worker knows it
                 poll_ns = min(poll_ns, moment_ns - 1000 * LEAD_US)
                 if moment_ns - 1000 * LEAD_US > self._clock.now_ns():
                     local_share.thaw()
@@ -222,9 +225,10 @@ class Recovery:
                 local_share.freeze()
                 wait.call(partial(self._report, store.primary, local_share))
                 if self._clock.now_ns() < moment_ns + _FREEZE_NS or moment is None or not moment.left_us:
-                    break  # else another worker may have begun another barrier
+                    break  # after a late report another worker may have begun another barrier: ask again
         except ENGINE_ERRORS:
-            self._lost_epoch = max(epoch, self._lost_epoch)  # it has lost the store again: begins another
+            # This worker has lost the store again, so it will begin another barrier.
+            self._lost_epoch = max(epoch, self._lost_epoch)
             self._probe_pause = PROBE_SECONDS_MIN / 2  # the store was reachable a moment ago
             raise
         self._registration.epoch = max(epoch, self._lost_epoch)

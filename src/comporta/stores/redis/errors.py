@@ -61,7 +61,9 @@ def translate_error(error: Exception, address: str, keys: str = "") -> StateErro
     """Return the ``StateError`` for an error during a call."""
     text, code = str(error), error_code(error)
     if type(error).__name__ == "TimeoutError":
-        return StateTimeoutError(f"{address} did not answer in time; it may have been carried out: {text}")
+        return StateTimeoutError(
+            f"{address} did not answer in time; the operation may have been carried out: {text}"
+        )
     if code == "WRONGTYPE":
         return StateTypeError(f"one of {keys} holds a value of another type, left as it is: {text}")
     if code in _CLUSTER_CODES:

@@ -278,7 +278,7 @@ class LockedTable:
         return self.table.read_state(slot, key.type.codec)
 
     def _remember_no_room(self, key: StateKey) -> None:
-        if not key.type.listed:  # an absent record can be read as absent
+        if not key.type.listed:  # reading an absent record needs no room
             drop_oldest(self._without_room, _WITHOUT_ROOM_MAX)
             self._without_room[locate(key).digest] = True
 
