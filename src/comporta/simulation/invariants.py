@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Final
 
 from comporta.simulation.limit_excess import (
-    RETURN_SECONDS,
     STORE_FAULTS,
     excess_allowed,
     grants,
@@ -41,6 +40,10 @@ CONNECT_SECONDS = 0.2
 """A call is answered within its time-out, its deadline and this: up to 150 ms to connect, and a margin."""
 
 
+REJOIN_SECONDS_MAX = 2.0
+"""Workers rejoin within this time after the store is reachable again."""
+
+
 def check(history: FleetHistory) -> list[str]:
     """Return all violations, each with the name of its invariant."""
     return [f"{name}: {text}" for name, invariant in INVARIANTS.items() for text in invariant(history)]
@@ -58,7 +61,7 @@ def callers_see_no_exception(history: FleetHistory) -> list[str]:
 def limit_is_kept(history: FleetHistory) -> list[str]:
     """In any interval, grants are at most capacity + rate * time + what the faults of the scenario allow."""
     scenario = history.scenario
-    if scenario.workload in {"reserve", "cache"}:  # a cache has no limit; reservations: policy_invariants.py
+    if scenario.workload == "cache":  # it has no limit
         return []
     excess, at_ns = largest_excess(history)
     allowed = excess_allowed(history)
@@ -117,7 +120,7 @@ def _is_late(history: FleetHistory, recovered: Moment) -> bool:
     if not faults or any(fault.kind not in STORE_FAULTS for fault in faults):
         return False
     ended_ns = max(seconds_ns(fault.end) for fault in faults)
-    return recovered.at_ns - ended_ns > seconds_ns(RETURN_SECONDS)
+    return recovered.at_ns - ended_ns > seconds_ns(REJOIN_SECONDS_MAX)
 
 
 def reports_apply_once(history: FleetHistory) -> list[str]:
