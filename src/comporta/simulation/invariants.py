@@ -29,6 +29,7 @@ from comporta.simulation.run_history import (
     Request,
 )
 from comporta.simulation.scenario import FleetScenario
+from comporta.simulation.upstream import LATENCY_SECONDS
 from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import STOP_BEFORE_END_SECONDS
 from comporta.stores.redis.deadline import FACTOR
@@ -72,12 +73,18 @@ def limit_is_kept(history: FleetHistory) -> list[str]:
 
 
 def waiters_end_in_time(history: FleetHistory) -> list[str]:
-    """Every call of a limit ends within its time-out, one deadline and the pauses of its worker."""
-    if history.scenario.workload in {"upstream", "cache"}:
-        return []
+    """Every call ends within its time-out, one deadline and the pauses of its worker.
+
+    A call of an upstream also takes as long as the request, and retries take longer if the upstream fails.
+    """
     paused, scenario = history.intervals("worker_paused", "worker_resumed"), history.scenario
+    is_upstream = scenario.workload == "upstream"
+    fails = is_upstream and any(fault.kind.startswith("upstream") for fault in scenario.faults)
+    if fails or scenario.workload == "cache":
+        return []
     round_trip = 2 * (scenario.latency + scenario.jitter)
-    answer_ns = seconds_ns(max(TIMEOUT_SECONDS, FACTOR * round_trip) + CONNECT_SECONDS)
+    request = LATENCY_SECONDS if is_upstream else 0
+    answer_ns = seconds_ns(max(TIMEOUT_SECONDS, FACTOR * round_trip) + CONNECT_SECONDS + request)
     violations = []
     for call in history.of(Call):
         allowed_ns = call.timeout_ns + answer_ns
