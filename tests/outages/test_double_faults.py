@@ -16,5 +16,6 @@ def test_fleet__packets_are_lost__grants_at_most_a_token_per_worker_too_many(wor
     check_excess(lose_packets, workers)
 
 
-def test_fleet__requests_are_lost__grants_at_most_a_token_per_worker_too_many() -> None:
-    check_excess(lose_requests, 4)
+@pytest.mark.parametrize("workers", [4, 8])
+def test_fleet__requests_are_lost__grants_at_most_a_token_per_worker_too_many(workers: int) -> None:
+    check_excess(lose_requests, workers)

@@ -29,6 +29,7 @@ from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy
 from comporta.retry.budget import RetryBudget
 from comporta.simulation import draw_scenario, run_scenario
 from comporta.stores.failover import recovery
+from comporta.stores.failover.barrier import UNKNOWN_EPOCH, Barrier, RejoinRequest
 from comporta.stores.failover.local_share import LocalShare
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_count import WorkerCount
@@ -178,6 +179,15 @@ def _permits_stay() -> AbstractContextManager[Any]:
     return patch.object(PermitReturns, "release_flow", release_flow)
 
 
+def _stale_rejoin_moment() -> AbstractContextManager[Any]:
+    original = Barrier.join
+
+    def join(self: Barrier, request: RejoinRequest, now_us: int) -> Any:
+        return original(self, request._replace(lost_epoch=UNKNOWN_EPOCH, used_epoch=0), now_us)
+
+    return patch.object(Barrier, "join", join)
+
+
 @contextmanager
 def _waiters_are_not_woken() -> Iterator[None]:
     with patch.object(wait_queue.WaitQueue, "wake_first", lambda self, key: None):
@@ -205,6 +215,7 @@ BUGS: dict[str, tuple[int, Patch]] = {
     "the deadline is ignored": (1, _deadline_is_ignored),
     "the time-out is doubled": (41, _timeout_is_doubled),
     "a time-out reaches the caller": (1, _timeout_reaches_the_caller),
+    "the moment of an earlier rejoin is accepted": (259, _stale_rejoin_moment),
     "waiters are not woken": (65, _waiters_are_not_woken),
     "a worker rejoins without looking for others": (
         502,

@@ -10,7 +10,7 @@ from tests.simulation.test_simulation import UPSTREAM
 
 from comporta.simulation import Call, FleetHistory, FleetScenario, draw_scenario, parse_faults, simulate
 from comporta.simulation.__main__ import main
-from comporta.simulation.drawn_scenarios import TARGETED
+from comporta.simulation.drawn_scenarios import TARGETED, TARGETED_OUTAGES
 from comporta.simulation.lua_engine import LuaEngine
 from comporta.simulation.runner import Failure, run_seeds
 from comporta.simulation.server_engine import ServerEngine
@@ -19,6 +19,7 @@ from comporta.stores.records import WriteRecord
 
 MIXED_SEEDS = range(12)
 TARGETED_SEEDS = range(5, 7 * 2 * len(TARGETED), 7)
+OUTAGE_SEEDS = range(7, 14 * 2 * len(TARGETED_OUTAGES), 14)
 
 
 def records(history: FleetHistory) -> str:
@@ -26,7 +27,7 @@ def records(history: FleetHistory) -> str:
     return history.trace().partition("\n")[2]
 
 
-@pytest.mark.parametrize("seed", sorted({*MIXED_SEEDS, *TARGETED_SEEDS}))
+@pytest.mark.parametrize("seed", sorted({*MIXED_SEEDS, *TARGETED_SEEDS, *OUTAGE_SEEDS}))
 def test_lua__drawn_scenario__has_the_history_of_the_python_steps(seed: int) -> None:
     scenario = draw_scenario(seed)
     assert records(simulate(replace(scenario, lua=True))) == records(simulate(scenario))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tests.processes.accounting import most_above_bucket
 
 from comporta.simulation import (
+    AppliedReport,
     Call,
     FleetScenario,
     Moment,
@@ -23,6 +25,9 @@ from comporta.simulation import (
 )
 from comporta.simulation.__main__ import main
 from comporta.simulation.network import seconds_ns
+from comporta.simulation.simulated_fleet import SimulatedFleet, fleet_runtime
+from comporta.simulation.workload import NAME, UPSTREAM_TIMEOUT_SECONDS
+from comporta.upstream.factory import default_permit_ttl
 
 TRACE = "from comporta.simulation import *; print(*(simulate(draw_scenario(s)).trace() for s in {}))"
 SEEDS = (2, 6, 11, 17)
@@ -193,6 +198,29 @@ def test_upstream_fault__each_kind__is_met_by_its_policy(fault: str, event: str)
     assert not event or history.moments(event)
 
 
+def test_duplicates__requests_of_a_fleet_that_rejoins__charge_each_report_once() -> None:
+    scenario = with_faults("duplicates@2+5:1; hang@3+1.5")
+    history, violations = run_scenario(scenario)
+    assert violations == []
+    reports = history.of(AppliedReport)
+    assert sum(report.changed for report in reports) == sum(not report.changed for report in reports) > 0
+    assert history.operation_count > 1.2 * simulate(with_faults("hang@3+1.5")).operation_count
+
+
+def test_permits__of_killed_workers__are_back_by_their_deadline() -> None:
+    scenario = replace(UPSTREAM, seconds=24.0, max_concurrent=2)
+    faults = "upstream_slow@2.5+1:5; kill@3+1:w0,w1,w2"
+    fleet = SimulatedFleet(with_faults(faults, scenario))
+    with fleet_runtime(fleet):
+        history = fleet.run()
+    assert check(history) == []
+    deadline_ns = seconds_ns(3 + default_permit_ttl(scenario.max_wait, UPSTREAM_TIMEOUT_SECONDS))
+    granted = [call.ended_ns for call in history.of(Call) if call.result == "granted"]
+    assert not [at_ns for at_ns in granted if seconds_ns(4) < at_ns < deadline_ns - seconds_ns(1)]
+    assert len([at_ns for at_ns in granted if at_ns > deadline_ns]) > 20
+    assert fleet.server.live_permits(NAME) == []
+
+
 def test_thread__ends_by_an_exception__is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comporta.simulation.program.Program._pause", lambda *_: 1 / 0)
     violations = check(simulate(SMALL))
@@ -211,7 +239,7 @@ def test_environment__worker_count_of_the_real_process__does_not_matter(
 def test_runner__failing_seed__prints_one_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("comporta.simulation.invariants.RETURN_SECONDS", 0.0)
+    monkeypatch.setattr("comporta.simulation.invariants.REJOIN_SECONDS_MAX", 0.0)
     failure = next(each for each in run_seeds(range(200)) if each is not None)
     assert len(failure.scenario.faults) <= 10
     arguments = failure.command.removeprefix("python -m comporta.simulation ")

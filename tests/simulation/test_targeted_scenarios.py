@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -20,30 +21,57 @@ from comporta.simulation import (
 from comporta.simulation.drawn_scenarios import (
     TARGETED,
     TARGETED_EVERY,
+    TARGETED_OUTAGES,
+    TARGETED_OUTAGES_EVERY,
     draw_priorities,
     draw_reservations,
     draw_strategy,
 )
 from comporta.simulation.faults import Fault
 from comporta.simulation.invariants import INVARIANTS
+from comporta.simulation.limit_excess import largest_excess
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.scenario import draw_mixed_scenario
 
 
-def test_draw__seeds__one_in_seven_is_targeted_and_all_kinds_occur() -> None:
+def test_draw__seeds__three_in_fourteen_are_targeted_and_all_kinds_occur() -> None:
     drawn = [draw_scenario(seed) for seed in range(700)]
     targeted = [scenario for scenario in drawn if scenario != draw_mixed_scenario(scenario.seed)]
-    assert len(targeted) == len(drawn) // TARGETED_EVERY
+    assert len(targeted) == len(drawn) // TARGETED_EVERY + len(drawn) // TARGETED_OUTAGES_EVERY
+    assert max(scenario.workers for scenario in targeted) == 50
     assert {"priority", "reserve"} <= {scenario.workload for scenario in targeted}
     strategies = {scenario.strategy for scenario in targeted}
     assert strategies == {"token_bucket", "leaky_bucket", "fixed_window", "sliding_window"}
 
 
-@pytest.mark.parametrize("draw", TARGETED)
+@pytest.mark.parametrize("draw", [*TARGETED, *TARGETED_OUTAGES])
 def test_targeted_scenario__a_few_seeds__keeps_every_invariant(draw: object) -> None:
     for seed in range(3):
         scenario = draw(seed, Random(seed))  # type: ignore[operator]
         assert run_scenario(scenario)[1] == [], scenario
+
+
+FIFTY = FleetScenario(1, workers=50, seconds=12, load=8, callers=2, rate=200, capacity=200)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "hang@3+1.5",
+        "hang@2.5+0.4; hang@3.5+0.3; hang@5+1",
+        "black_hole@3+2",
+        "requests_lost@3+2",
+        "crash@3+2",
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_fifty_workers__lose_the_store__keep_the_bound_and_all_rejoin(faults: str, is_async: bool) -> None:
+    scenario = replace(FIFTY, is_async=is_async).with_faults(parse_faults(faults))
+    history, violations = run_scenario(scenario)
+    assert violations == []
+    recovered = {moment.worker for moment in history.moments("state_recovered")}
+    assert recovered == {f"w{index}" for index in range(50)}
+    assert largest_excess(history)[0] <= 50 * len(scenario.faults)
 
 
 @pytest.mark.parametrize("faults", ["", "hang@3+1.5", "kill@3+1:w1; pause@5+1:w0", "exit@3+1:w2"])

@@ -13,17 +13,20 @@ SOURCE = Path(__file__).resolve().parents[2] / "src/comporta"
 PROGRAMS = {"cli", "demo", "service", "testing"}
 PROVIDERS = {"runtime.py", "simulation"}
 
-EVERYTHING = {"_thread", "random", "secrets", "time", "uuid"}
+EVERYTHING = {"_thread", "multiprocessing", "random", "secrets", "time", "uuid"}
 FORBIDDEN = {
     "asyncio": {"to_thread"},
-    "concurrent.futures": {"ThreadPoolExecutor"},
+    "concurrent.futures": {"ProcessPoolExecutor", "ThreadPoolExecutor"},
     "datetime.date": {"today"},
     "datetime.datetime": {"now", "today", "utcnow"},
-    "os": {"getpid", "getrandom", "uname", "urandom"},
+    "os": {"getpid", "getrandom", "times", "uname", "urandom"},
     "platform": {"node", "uname"},
     "socket": {"gethostname"},
     "threading": {"Thread", "Timer"},
 }
+OF_ANY_OBJECT = {"run_in_executor", "set_default_executor"}
+"""Methods of an event loop that use threads."""
+
 ALLOWED = {"stores/failover/store.py": {"asyncio.to_thread"}}
 """A thread of the event loop, which a simulation replaces as a whole."""
 
@@ -44,6 +47,8 @@ def uses(text: str) -> Iterator[str]:
             module, _, name = (imported.get(first, "") + dot + rest).rpartition(".")
             if module in EVERYTHING or name in FORBIDDEN.get(module, ()):
                 yield f"{module}.{name}"
+            elif isinstance(node, ast.Attribute) and node.attr in OF_ANY_OBJECT:
+                yield node.attr
 
 
 MODULES = [
@@ -84,6 +89,12 @@ def test_exemptions__each__is_needed() -> None:
         ("from threading import Lock, Thread\nThread(target=print)", "threading.Thread"),
         ("import threading\nthreading.Thread(target=print)", "threading.Thread"),
         ("import _thread\n_thread.start_new_thread(print, ())", "_thread.start_new_thread"),
+        (
+            "from concurrent.futures import ThreadPoolExecutor as P\nP()",
+            "concurrent.futures.ThreadPoolExecutor",
+        ),
+        ("import os\nos.times()", "os.times"),
+        ("def f(loop):\n    loop.run_in_executor(None, print)", "run_in_executor"),
         ("from datetime import datetime\ndatetime.now()", "datetime.datetime.now"),
         ("import datetime\ndatetime.datetime.now()", "datetime.datetime.now"),
     ],

@@ -143,6 +143,16 @@ class SimulatedConnection:
             self.reset()
         else:
             server.call(self._execute, operations)
+            self.ends.network.duplicate(self._receive_again, operations)
+
+    def _receive_again(self, operations: list[Operation[Any]]) -> None:
+        """Get a request that a proxy has sent again; the proxy drops the second reply."""
+        if self.generation == self.ends.server.generation:
+            self.ends.server.call(self._execute_again, operations)
+
+    def _execute_again(self, operations: list[Operation[Any]]) -> None:
+        if self.ends.server.refusal_error() is None:
+            self._apply(operations)
 
     def _execute(self, operations: list[Operation[Any]]) -> None:
         """Carry out a request, even if the worker has closed the connection or ended meanwhile."""
@@ -153,13 +163,17 @@ class SimulatedConnection:
         if refusal is not None:
             self._answer(refusal)
             return
-        scheduler, worker = self.ends.scheduler, self.ends.worker
+        values = self._apply(operations)
+        self._answer(Reply(operations, values, self.ends.scheduler.now_ns))
+
+    def _apply(self, operations: list[Operation[Any]]) -> list[Any]:
+        """Carry out the operations of a request; returns their replies."""
+        scheduler, _, server, worker = self.ends
         scheduler.acting_for = worker
         try:
-            values = [server.execute(operation, worker.name) for operation in operations]
+            return [server.execute(operation, worker.name) for operation in operations]
         finally:
             scheduler.acting_for = None
-        self._answer(Reply(operations, values, scheduler.now_ns))
 
     def _arrive(self, message: Any) -> None:
         if self.is_closed or self.ends.worker.is_dead:

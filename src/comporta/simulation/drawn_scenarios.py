@@ -1,4 +1,4 @@
-"""The scenario of a seed: mostly a mix of everything; one in seven aims at a single promise.
+"""The scenario of a seed: mostly a mix of everything; three in fourteen aim at a single promise.
 
 A mix rarely reaches the states in which some bugs show: a worker count that is read while the registry fills
 again, a bucket that is full while leases are held, failures that arrive after the circuit has closed. A
@@ -17,16 +17,20 @@ from comporta.simulation.scenario import FleetScenario, draw_faults, draw_mixed_
 
 TARGETED_EVERY: Final = 7
 _TARGETED_REST = 5
+TARGETED_OUTAGES_EVERY: Final = 14
+_TARGETED_OUTAGES_REST = 7
 _AMPLE_LIMIT = FleetScenario(0, seconds=18.0, workload="upstream", rate=200.0, capacity=200, max_wait=0.5)
 """Calls of an upstream that the limit never delays."""
 
 
 def draw_scenario(seed: int) -> FleetScenario:
     """Return the scenario of a seed."""
-    if seed % TARGETED_EVERY != _TARGETED_REST:
-        return draw_mixed_scenario(seed)
     random = Random(seed)
-    return random.choice(TARGETED)(seed, random)
+    if seed % TARGETED_EVERY == _TARGETED_REST:
+        return random.choice(TARGETED)(seed, random)
+    if seed % TARGETED_OUTAGES_EVERY == _TARGETED_OUTAGES_REST:
+        return random.choice(TARGETED_OUTAGES)(seed, random)
+    return draw_mixed_scenario(seed)
 
 
 def draw_retries(seed: int, random: Random) -> FleetScenario:
@@ -198,6 +202,82 @@ def draw_short_hang(seed: int, random: Random) -> FleetScenario:
     )
 
 
+def draw_repeated_outage(seed: int, random: Random) -> FleetScenario:
+    """A second, short outage soon after the fleet has rejoined; a high limit shows who rejoins alone."""
+    workers = random.choice((4, 8))
+    rate = random.choice((200.0, 500.0))
+    kind = random.choice(("hang", "hang", "crash", "black_hole", "requests_lost", "replies_lost"))
+    first = Fault(kind, round(random.uniform(2.2, 3), 2), round(random.uniform(0.3, 1.5), 2))
+    again_at = round(first.end + random.uniform(0.6, 1.1), 2)
+    second = Fault(random.choice((kind, "hang")), again_at, round(random.uniform(0.1, 0.3), 2))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=13.0,
+        is_async=random.random() < 0.3,
+        load=round(2 * rate / workers, 3),
+        callers=2,
+        rate=rate,
+        capacity=round(rate * random.choice((0.1, 0.5, 1))),
+        faults=(first, second),
+    )
+
+
+def draw_large_fleet(seed: int, random: Random) -> FleetScenario:
+    """A fleet of up to 50 workers that all lose the store."""
+    workers = random.choice((20, 30, 50))
+    workload = random.choice(("limit", "limit", "wait"))
+    scenario = FleetScenario(
+        seed,
+        workers=workers,
+        seconds=14.0,
+        workload=workload,
+        is_async=random.random() < 0.3,
+        load=round(400 / workers, 3),
+        callers=2,
+        rate=200.0,
+        capacity=random.choice((20, 200)),
+        max_wait=1.0 if workload == "wait" else 0.0,
+    )
+    return scenario.with_faults(draw_faults(random, scenario, random.uniform(2.0, 3.5), for_all=True))
+
+
+def draw_priorities_in_outage(seed: int, random: Random) -> FleetScenario:
+    """Callers of all classes while anything goes wrong."""
+    return _with_any_faults(draw_priorities(seed, random), random)
+
+
+def draw_reservations_in_outage(seed: int, random: Random) -> FleetScenario:
+    """Callers that reserve and settle while anything goes wrong."""
+    return _with_any_faults(draw_reservations(seed, random), random)
+
+
+def draw_duplicates(seed: int, random: Random) -> FleetScenario:
+    """Requests that arrive twice, even while the fleet reports and rejoins."""
+    workers = random.choice((2, 3, 5, 8))
+    rate = random.choice((10.0, 40.0, 200.0))
+    workload = random.choice(("limit", "wait", "lease", "reserve"))
+    hang = Fault("hang", round(random.uniform(3, 4), 2), round(random.uniform(0.1, 1.5), 2))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=14.0,
+        workload=workload,
+        is_async=random.random() < 0.3,
+        load=round(random.choice((0.7, 2.0)) * rate / workers, 3),
+        callers=2,
+        rate=rate,
+        capacity=round(rate * random.choice((0.5, 1, 2))),
+        max_wait=1.0 if workload == "wait" else 0.0,
+        faults=(Fault("duplicates", 2.0, 5.5, (), random.choice(("0.1", "0.5"))), hang),
+    )
+
+
+def _with_any_faults(scenario: FleetScenario, random: Random) -> FleetScenario:
+    for_all = random.random() < 0.5
+    return scenario.with_faults(draw_faults(random, scenario, random.uniform(2.0, 3.5), for_all=for_all))
+
+
 TARGETED: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
     draw_retries,
     draw_late_results,
@@ -210,3 +290,12 @@ TARGETED: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
     draw_short_hang,
 )
 """What targeted scenarios aim at; the seed chooses one."""
+
+TARGETED_OUTAGES: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
+    draw_repeated_outage,
+    draw_large_fleet,
+    draw_priorities_in_outage,
+    draw_reservations_in_outage,
+    draw_duplicates,
+)
+"""What scenarios that aim at one policy during outages are drawn by; the seed chooses one."""

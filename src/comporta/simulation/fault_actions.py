@@ -66,6 +66,13 @@ def _link_faults(directions: tuple[int, ...], *, swallows: bool) -> tuple[Action
     return _change_link(directions, 1, swallows=swallows), _change_link(directions, -1, swallows=swallows)
 
 
+def _duplicates(sign: int) -> Action:
+    def change(fleet: SimulatedFleet, fault: Fault) -> None:
+        fleet.network.duplicate_share = fault.number if sign > 0 else 0.0
+
+    return change
+
+
 def _half_open(fleet: SimulatedFleet, fault: Fault) -> None:
     affected = fleet.affected_workers(fault)
     for connection in list(fleet.server.connections):
@@ -144,6 +151,7 @@ FAULT_ACTIONS: Final[dict[str, tuple[Action, Action]]] = {
     "black_hole": _link_faults(_BOTH, swallows=True),
     "requests_lost": _link_faults((REQUESTS,), swallows=True),
     "replies_lost": _link_faults((REPLIES,), swallows=True),
+    "duplicates": (_duplicates(1), _duplicates(-1)),
     "half_open": (_half_open, _do_nothing),
     "full": (_refuse("full"), _refuse("")),
     "read_only": (_refuse("read_only"), _refuse("")),

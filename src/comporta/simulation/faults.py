@@ -19,6 +19,7 @@ KINDS: Final = {
     "black_hole": "packets are swallowed; of these workers, or of all",
     "requests_lost": "packets to the server are swallowed; of these workers, or of all",
     "replies_lost": "packets from the server are swallowed; of these workers, or of all",
+    "duplicates": "a proxy sends this share of all requests to the server a second time",
     "half_open": "the open connections of these workers, or of all, lead nowhere",
     "full": "the server has no memory left and refuses writes",
     "read_only": "the server is a replica and refuses writes",

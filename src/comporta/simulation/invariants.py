@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Final
 
 from comporta.simulation.limit_excess import (
-    RETURN_SECONDS,
     STORE_FAULTS,
     excess_allowed,
     grants,
@@ -30,6 +29,7 @@ from comporta.simulation.run_history import (
     Request,
 )
 from comporta.simulation.scenario import FleetScenario
+from comporta.simulation.upstream import LATENCY_SECONDS
 from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import STOP_BEFORE_END_SECONDS
 from comporta.stores.redis.deadline import FACTOR
@@ -39,6 +39,10 @@ Invariant = Callable[[FleetHistory], list[str]]
 
 CONNECT_SECONDS = 0.2
 """A call is answered within its time-out, its deadline and this: up to 150 ms to connect, and a margin."""
+
+
+REJOIN_SECONDS_MAX = 2.0
+"""Workers rejoin within this time after the store is reachable again."""
 
 
 def check(history: FleetHistory) -> list[str]:
@@ -58,7 +62,7 @@ def callers_see_no_exception(history: FleetHistory) -> list[str]:
 def limit_is_kept(history: FleetHistory) -> list[str]:
     """In any interval, grants are at most capacity + rate * time + what the faults of the scenario allow."""
     scenario = history.scenario
-    if scenario.workload in {"reserve", "cache"}:  # a cache has no limit; reservations: policy_invariants.py
+    if scenario.workload == "cache":  # it has no limit
         return []
     excess, at_ns = largest_excess(history)
     allowed = excess_allowed(history)
@@ -69,12 +73,18 @@ def limit_is_kept(history: FleetHistory) -> list[str]:
 
 
 def waiters_end_in_time(history: FleetHistory) -> list[str]:
-    """Every call of a limit ends within its time-out, one deadline and the pauses of its worker."""
-    if history.scenario.workload in {"upstream", "cache"}:
-        return []
+    """Every call ends within its time-out, one deadline and the pauses of its worker.
+
+    A call of an upstream also takes as long as the request, and retries take longer if the upstream fails.
+    """
     paused, scenario = history.intervals("worker_paused", "worker_resumed"), history.scenario
+    is_upstream = scenario.workload == "upstream"
+    fails = is_upstream and any(fault.kind.startswith("upstream") for fault in scenario.faults)
+    if fails or scenario.workload == "cache":
+        return []
     round_trip = 2 * (scenario.latency + scenario.jitter)
-    answer_ns = seconds_ns(max(TIMEOUT_SECONDS, FACTOR * round_trip) + CONNECT_SECONDS)
+    request = LATENCY_SECONDS if is_upstream else 0
+    answer_ns = seconds_ns(max(TIMEOUT_SECONDS, FACTOR * round_trip) + CONNECT_SECONDS + request)
     violations = []
     for call in history.of(Call):
         allowed_ns = call.timeout_ns + answer_ns
@@ -117,7 +127,7 @@ def _is_late(history: FleetHistory, recovered: Moment) -> bool:
     if not faults or any(fault.kind not in STORE_FAULTS for fault in faults):
         return False
     ended_ns = max(seconds_ns(fault.end) for fault in faults)
-    return recovered.at_ns - ended_ns > seconds_ns(RETURN_SECONDS)
+    return recovered.at_ns - ended_ns > seconds_ns(REJOIN_SECONDS_MAX)
 
 
 def reports_apply_once(history: FleetHistory) -> list[str]:

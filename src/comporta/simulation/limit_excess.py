@@ -12,9 +12,10 @@ from comporta.simulation.faults import Fault
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.run_history import GRANTED, Call, FleetHistory, Request
 from comporta.simulation.virtual_time import NANOSECONDS
+from comporta.simulation.workload import RESERVED_UNITS
 
 RETURN_SECONDS: Final = 3.0
-"""A worker has recovered this long after the last fault of the store; the documentation promises 2 s."""
+"""Every worker has recovered this long after a fault, even one that noticed the fault late."""
 
 STORE_FAULTS: Final = frozenset({"hang", "crash", "full", "read_only"})
 NETWORK_FAULTS: Final = frozenset(
@@ -48,6 +49,8 @@ def excess_allowed(history: FleetHistory) -> float:
     share = scenario.capacity / scenario.workers + 1
     allowed = 1 + 0.1 * scenario.rate * (scenario.workload == "upstream")
     allowed += len(history.moments("state_fallback"))  # one token per worker and outage, by rounding
+    if scenario.workload == "reserve":  # a call's units are known when it settles, later than its grant
+        allowed += RESERVED_UNITS * scenario.callers * scenario.workers
     outage_seconds = sum(fault.seconds + RETURN_SECONDS for fault in scenario.faults if _is_outage(fault))
     for fault in scenario.faults:
         affected = len(fault.workers) or scenario.workers

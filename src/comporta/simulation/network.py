@@ -2,7 +2,8 @@
 
 It behaves as TCP does. A lost packet is sent again after increasing delays, even after its sender has closed
 the connection, so a request can be carried out long after its caller gave up. A black hole swallows
-everything that is sent through it. Nothing arrives twice: TCP drops duplicates.
+everything that is sent through it. TCP drops duplicates, so a request arrives twice only if a proxy in front
+of the server sends it again.
 
 This module does not know what it carries.
 """
@@ -21,6 +22,7 @@ REQUESTS: Final = 0
 REPLIES: Final = 1
 """The direction from the server to a worker."""
 
+_DUPLICATE_NS_MAX = 50_000_000
 _RESEND_NS = 200_000_000
 _RESENDS_MAX = 6
 
@@ -63,6 +65,7 @@ class Network:
         self.latency_ns = latency_ns
         self.jitter_ns = jitter_ns
         self.extra_ns = 0
+        self.duplicate_share = 0.0
         self._scheduler = scheduler
         self._random = random.random
 
@@ -73,6 +76,11 @@ class Network:
             self._scheduler.call_after(delay_ns, deliver, message)
         else:
             self._try_to_send((index, direction, deliver, message, delay_ns, 0))
+
+    def duplicate(self, deliver: Callable[[Any], object], message: Any) -> None:
+        """Deliver a request that has arrived once more, shortly afterwards, if a proxy sends it again."""
+        if self.duplicate_share and self._random() < self.duplicate_share:
+            self._scheduler.call_after(int(_DUPLICATE_NS_MAX * self._random()), deliver, message)
 
     def wait_round_trip(self) -> None:
         """Suspend the running thread for as long as a request and its reply take while nothing is wrong."""

@@ -11,7 +11,9 @@ from comporta.simulation.faults import Fault
 from comporta.simulation.run_history import FleetHistory, Request
 from comporta.simulation.virtual_time import Scheduler
 
-_LATENCY_SECONDS = 0.05
+LATENCY_SECONDS = 0.05
+"""How long a request takes while nothing is wrong."""
+
 _LATE_SECONDS = 1.5
 
 
@@ -73,7 +75,7 @@ class UpstreamSimulation:
         slower = sum(fault.number for fault in self._faults if fault.kind == "upstream_slow")
         late_share = self._number("upstream_late")
         is_late = late_share and self._random.random() < late_share
-        latency = _LATENCY_SECONDS + slower + (_LATE_SECONDS if is_late else 0)
+        latency = LATENCY_SECONDS + slower + (_LATE_SECONDS if is_late else 0)
         return _Begun(self._scheduler.now_ns, latency, fails=bool(late_share))
 
     def _end(self, began: _Begun, worker: str, *, is_retry: bool) -> UpstreamAnswer:

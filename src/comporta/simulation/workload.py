@@ -32,6 +32,8 @@ NAME = "portal"
 STOP_BEFORE_END_SECONDS = 3.0
 """Callers start no call in the last seconds of a scenario, so that every call can end."""
 
+UPSTREAM_TIMEOUT_SECONDS = 2.0
+"""How long an attempt of an awaiting caller may take."""
 
 class SimulatedCaller(NamedTuple):
     """One of the users of a worker, who calls repeatedly."""
@@ -184,7 +186,7 @@ class UpstreamCalls(Calls):
             max_wait=scenario.max_wait,
             breaker=BreakerConfig(scenario.threshold, scenario.cooldown, probe_seconds=3.0),
             retry=Retry(base=scenario.retry_base),
-            timeout=2.0,
+            timeout=UPSTREAM_TIMEOUT_SECONDS,
             max_concurrent=scenario.max_concurrent,
             state=program.store,
         )
