@@ -35,6 +35,7 @@ STOP_BEFORE_END_SECONDS = 3.0
 UPSTREAM_TIMEOUT_SECONDS = 2.0
 """How long an attempt of an awaiting caller may take."""
 
+
 class SimulatedCaller(NamedTuple):
     """One of the users of a worker, who calls repeatedly."""
 
