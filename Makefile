@@ -39,7 +39,7 @@ help: ## Show this list
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## Start workers, failing upstreams and a dashboard
 	@$(PY) -m comporta.cli demo $(ARGS)
 
-test: check ## Run lint, types and all tests on real servers, with coverage
+test: check $(SITE) ## Run lint, types and all tests on real servers, with coverage
 	@$(PY) -m pytest --numprocesses $(JOBS) --cov --cov-report= $(ARGS)
 	@$(PY) -m coverage report --include='$(FULL_COVERAGE)' --fail-under=100
 	@$(PY) -m coverage report --include='$(HIGH_COVERAGE)' --precision=2 --fail-under=99.9

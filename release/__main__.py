@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -31,16 +32,29 @@ def main(output: Path, extras: list[str]) -> None:
         sys.exit("\n".join(problems))
     report(f"{wheel.name} and {sdist.name} are complete.")
     with tempfile.TemporaryDirectory() as folder:
+        build_from_sdist(sdist, wheel, Path(folder))
         for extra in extras or PROGRAMS:
             try_extra(wheel, extra, Path(folder))
         if not extras:
             write_bill_of_materials(Path(folder) / "all", output)
 
 
-def run(module: str, *arguments: str) -> None:
+def build_from_sdist(sdist: Path, wheel: Path, folder: Path) -> None:
+    """Build a wheel from the source archive alone, and check that it is the same as that of the tree."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    source = folder / sdist.name.removesuffix(".tar.gz")
+    run("hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=source)
+    if (folder / wheel.name).read_bytes() != wheel.read_bytes():
+        sys.exit(f"{sdist.name} builds another wheel than the tree does")
+    shutil.rmtree(source)
+    report(f"{sdist.name} builds the same wheel.")
+
+
+def run(module: str, *arguments: str, cwd: Path = ROOT) -> None:
     """Run a tool of the environment; its output is shown only if it fails."""
     ran = subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
         sys.exit(f"{module} failed:\n{ran.stdout}{ran.stderr}")

@@ -145,7 +145,8 @@ def file_name(title: str) -> str:
 
 def page_text(title: str) -> str:
     """Return a page of the API reference in reStructuredText, with one directive per name."""
-    return "\n".join([title, "=" * len(title), "", *_directives(API[title])])
+    heading = f"API: {title}"  # in search results, a guide may have the same title
+    return "\n".join([heading, "=" * len(heading), "", *_directives(API[title])])
 
 
 def _directives(modules: dict[str, str]) -> Iterator[str]:

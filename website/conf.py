@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
 
 from comporta import __version__
 
@@ -35,3 +39,27 @@ html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
+
+
+_UNREADABLE = (
+    (re.compile(r"(?:~?typing\.)?~(\w+)(?![\w.])"), r"\1"),  # parameters of generic types: ~typing.~P, ~P
+    (re.compile(r"<(?:class|function) '?(?:\w+\.)*(\w+)'?(?: at 0x\w+)?>"), r"\1"),
+    (re.compile(r"<(?:\w+\.)*\w+(?: object)?(?: at 0x\w+)?>"), "..."),  # <factory>, <object object>
+)
+"""What autodoc writes for types and defaults that Sphinx cannot parse, and what it shows instead."""
+
+
+def setup(app: Sphinx) -> None:
+    """Register the function that makes signatures readable."""
+    app.connect("autodoc-process-signature", _readable_signature)
+
+
+def _readable_signature(*event: Any) -> tuple[str | None, str | None]:
+    """Return the arguments and the result of a signature without what only the interpreter understands."""
+    return _readable(event[-2]), _readable(event[-1])
+
+
+def _readable(text: str | None) -> str | None:
+    for pattern, replacement in _UNREADABLE:
+        text = text and pattern.sub(replacement, text)
+    return text

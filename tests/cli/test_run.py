@@ -288,8 +288,13 @@ def test_run__existing_output_without_checkpoint__is_not_overwritten(
 ) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("mine\n")
-    for more in ([], ["--resume"]):
-        assert run_file(lines(tmp_path), *options(server, output, *more)).exit_code == 2
+    for more, message in (
+        ([], "already exists: use --resume to continue a run, or use --append"),
+        (["--resume"], "there is no run to resume: write to another file, or use --append"),
+    ):
+        refused = run_file(lines(tmp_path), *options(server, output, *more))
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.stderr.split())
     result = run_file(lines(tmp_path), *options(server, output, "--append"))
     assert result.exit_code == 1
     assert "the file exists and does not hold JSON objects" in result.stderr

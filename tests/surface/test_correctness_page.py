@@ -7,11 +7,14 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from tests.faults.all_faults import FAULTS
 
 from comporta.simulation.invariants import INVARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+FAILOVER = (ROOT / "docs" / "reference" / "failover.md").read_text("utf-8")
 PAGE = (ROOT / "docs" / "reference" / "correctness.md").read_text("utf-8")
 REQUIREMENTS = {"A": 15, "B": 11, "C": 10, "D": 10, "E": 6, "S": 5, "F": 12}
 PROMISING_SECTIONS = ("# comporta", "## Ten lines", "## When Redis fails")
@@ -35,14 +38,16 @@ def section(title: str) -> list[list[str]]:
 
 
 @cache
-def functions_of(path: str) -> set[str]:
-    tree = ast.parse((ROOT / path).read_text("utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+def names_of_tests(path: str) -> set[str]:
+    """Return the names of the functions that pytest collects from a file."""
+    body = ast.parse((ROOT / path).read_text("utf-8")).body
+    functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {name for name in functions if name.startswith("test_")}
 
 
 def readme_sentences() -> list[str]:
     """Return the sentences of the README that promise something, without links and code blocks."""
-    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```.*?^```", "", README, flags=re.DOTALL | re.MULTILINE)
     parts = re.split(r"^(#+ .+)$", text, flags=re.MULTILINE)
     prose = " ".join(
         body for title, body in zip(parts[1::2], parts[2::2], strict=True) if title in PROMISING_SECTIONS
@@ -64,10 +69,28 @@ def test_rows__of_every_promise__name_what_holds_it() -> None:
     assert [row for row in rows if not re.search(r" \| `(?:tests|benchmarks)/[^|]+ \|$", row)] == []
 
 
-def test_named_tests__all__are_collected() -> None:
-    named = set(re.findall(r"`(tests/[\w/]+/test_\w+\.py)::(\w+)`", PAGE))
-    assert len(named) > 100
-    assert {(path, name) for path, name in named if name not in functions_of(path)} == set()
+def named_tests() -> set[tuple[str, str]]:
+    return set(re.findall(r"`(tests/[\w/]+/test_\w+\.py)::(\w+)`", PAGE))
+
+
+def test_named_tests__all__are_tests_of_their_file() -> None:
+    assert len(named_tests()) > 100
+    assert len(named_tests()) == len(set(re.findall(r"`(tests/[^`]*::[^`]*)`", PAGE)))
+    assert {(path, name) for path, name in named_tests() if name not in names_of_tests(path)} == set()
+
+
+def test_named_tests__of_each_whole_file_in_this_run__are_collected(request: pytest.FixtureRequest) -> None:
+    """In a run of everything, that is every test but those of `make soak`."""
+    options = ("keyword", "markexpr", "deselect", "lf")
+    chosen = [request.config.getoption(option, None) for option in options]
+    if any(chosen) or any("::" in each for each in request.config.args):
+        pytest.skip("this run chooses single tests")
+    collected: dict[str, set[str]] = {}
+    for item in request.session.items:
+        path = item.path.relative_to(ROOT).as_posix()
+        collected.setdefault(path, set()).add(item.name.partition("[")[0])
+    named = {(path, name) for path, name in named_tests() if path in collected}
+    assert {(path, name) for path, name in named if name not in collected[path]} == set()
 
 
 def test_named_files__all__exist() -> None:
@@ -80,6 +103,22 @@ def test_readme__every_promise__has_a_row() -> None:
     promised = set(readme_sentences())
     assert promised - listed == set()
     assert listed - promised == set()
+
+
+def test_comparison__every_cell_about_comporta__has_a_row() -> None:
+    table = README.partition("## How it compares")[2].partition("\n## ")[0]
+    claimed = [tuple(row.split(" | ")[:2]) for row in re.findall(r"^\| (\S.*) \|$", table, re.MULTILINE)]
+    assert len(claimed) > 10
+    assert [tuple(cells[:2]) for cells in section("The comparison in the README")] == claimed[1:]
+
+
+def test_failover__every_bound_of_an_outage__has_a_row() -> None:
+    tables = re.findall(r"^\| \| (.+) \|\n\|---.*\n((?:\|.*\n)+)", FAILOVER, re.MULTILINE)
+    rows = [
+        (title, row.split(" | ")[0].removeprefix("| ")) for title, body in tables for row in body.splitlines()
+    ]
+    assert {title for title, _ in rows} > {"grants beyond the limit, at most", "failures, at most"}
+    assert sorted(map(tuple, (cells[:2] for cells in section("Bounds of an outage")))) == sorted(rows)
 
 
 def test_failover__every_fault__has_a_row_with_its_file() -> None:

@@ -46,7 +46,7 @@ INLINE_COMMANDS = sorted(
 
 def check(line: str) -> None:
     """Raise if a command does not exist as written. Commands of other programs are not checked."""
-    words = shlex.split(line, comments=True)
+    words = without_redirections(shlex.split(line, comments=True))
     environ = {}
     while words and (assignment := _ASSIGNMENT.match(words[0])):
         environ[assignment[1]] = assignment[2]
@@ -62,6 +62,13 @@ def check(line: str) -> None:
             _check_exposure(rest, environ)
         case _:
             return
+
+
+def without_redirections(words: list[str]) -> list[str]:
+    """Return a command without what the shell takes from its end: ``> file 2>&1 &``."""
+    while words and words[-1] in {"&", "2>&1"}:
+        words = words[:-1]
+    return words[:-2] if words[-2:-1] == [">"] else words
 
 
 def _check_targets(words: list[str]) -> None:

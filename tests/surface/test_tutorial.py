@@ -67,7 +67,7 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    command = [sys.executable, "-W", "error", "-c", SUPPLIER]
+    command = [sys.executable, "-u", "-W", "error", "-c", SUPPLIER]  # -u: as in a terminal, lines at once
     with subprocess.Popen(
         command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as supplier:

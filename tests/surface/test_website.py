@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,12 @@ def test_source__whole_site__has_no_link_to_a_file_that_is_missing(tmp_path: Pat
         assert "<picture>" not in prose, page
         for target in re.findall(r"\]\(([^)#\s]+)", prose):
             assert target.startswith("https://") or (page.parent / target).exists(), (page, target)
+
+
+def test_site__every_page__is_read_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "website", str(tmp_path / "site"), "--check"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_adapted__link_to_a_file_outside_of_the_site__becomes_text(tmp_path: Path) -> None:

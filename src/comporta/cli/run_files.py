@@ -93,9 +93,13 @@ def _check_existing(files: RunFiles, *, resume: bool, append: bool) -> None:
     """Check that an existing output or checkpoint is wanted, and that a resumed run has its output."""
     output, exists = files.output, files.output.exists()
     if exists and not append and not (resume and _has_checkpoint(files)):
+        what_to_do = (
+            f", but {files.checkpoint} does not, so there is no run to resume: write to another file"
+            if resume
+            else ": use --resume to continue a run"
+        )
         raise click.BadParameter(
-            f"{output} already exists: use --resume to continue a run, or --append to add rows",
-            param_hint="--output",
+            f"{output} already exists{what_to_do}, or use --append to add rows", param_hint="--output"
         )
     if resume and not exists and (written := _rows_written(files)):
         raise click.BadParameter(
