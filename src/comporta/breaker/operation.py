@@ -33,9 +33,8 @@ from comporta.breaker.state_machine import step
 from comporta.breaker.store_clock import SameClock, StoreClock
 from comporta.errors import StateTypeError
 from comporta.stores.base import GONE, Codec, Operation, Outage, Script, State, StateKey, StateType, key_text
-from comporta.stores.lua import lua
+from comporta.stores.lua import lua, script_error
 from comporta.stores.records import RECORD
-from comporta.stores.redis.errors import translate_error
 
 SPACE = "circuit_breaker"
 FORCED_SPACE = "circuit_breaker_change"
@@ -340,7 +339,7 @@ def _state_change(old: State | None, new: Circuit, now_us: int) -> State | None:
 def _key_error(name: str, error: bytes) -> Exception:
     text, key = error.decode("utf-8", "replace"), f"{SPACE}:{name}"
     if "WRONGTYPE" not in text:
-        return translate_error(RuntimeError(text), repr(key))
+        return script_error(text, key)
     return StateTypeError(
         f"one of the keys {key!r}:* does not hold the state of a breaker and was left unchanged: {text}"
     )

@@ -9,7 +9,7 @@ from comporta.errors import StateError, StateTypeError
 from comporta.limits.scripts import LIMIT_SPACE
 from comporta.limits.strategies.base import Strategy
 from comporta.stores.base import State, key_text
-from comporta.stores.redis.errors import translate_error
+from comporta.stores.lua import script_error
 
 
 class LimitReply(NamedTuple):
@@ -65,7 +65,7 @@ def unusable_key_error(name: str, key: str, error: object) -> StateError:
         raise TypeError("expected a text")
     full_key = key_text(f"{LIMIT_SPACE}:{name}", key)
     if "WRONGTYPE" not in text:
-        return translate_error(RuntimeError(text), repr(full_key))
+        return script_error(text, full_key)
     return StateTypeError(
         f"{full_key!r} does not hold the state of a limit and was left unchanged: {text}. "
         "Delete the key or rename the limit"

@@ -27,9 +27,8 @@ from comporta.names import validate_name
 from comporta.stores.base import Operation, Outage, Script, State, StateKey, StateType, Store
 from comporta.stores.effects import Apply
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
-from comporta.stores.lua import lua
+from comporta.stores.lua import lua, script_error
 from comporta.stores.name_claims import NameClaims
-from comporta.stores.redis.errors import translate_error
 from comporta.validators import require_integer, require_number
 
 SPACE = "retry_budget"
@@ -159,8 +158,7 @@ class BudgetOperation(Operation[BudgetUsage]):
         granted, calls, retries = raw
         if not isinstance(granted, int):
             [key] = self.script_keys()
-            text = granted.decode("utf-8", "replace")
-            raise translate_error(RuntimeError(text), repr(key), repr(key))
+            raise script_error(granted, key)
         return BudgetUsage(granted == 1, int(calls), int(retries))
 
 

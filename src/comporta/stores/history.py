@@ -25,9 +25,8 @@ from typing import Any, Final, NamedTuple
 from comporta.clock import SECOND_US
 from comporta.names import NAME_RULE, is_valid_name
 from comporta.stores.base import GONE, Operation, R, Script, State, StateKey, key_text
-from comporta.stores.lua import lua
+from comporta.stores.lua import lua, script_error
 from comporta.stores.records import RECORD
-from comporta.stores.redis.errors import translate_error
 from comporta.validators import require_number
 
 SPACE: Final = "comporta_history"
@@ -101,8 +100,7 @@ class _HistoryOperation(Operation[R]):
         """Return this series' part of a batched reply; raises if it is an error."""
         [answer] = raw
         if isinstance(answer, bytes):
-            key = repr(self.script_keys()[0])
-            raise translate_error(RuntimeError(answer.decode("utf-8", "replace")), key, key)
+            raise script_error(answer, self.script_keys()[0])
         return answer
 
 

@@ -1,8 +1,11 @@
-"""The Lua files of the package, read when a script is first used."""
+"""The Lua files of the package, read when a script is first used, and the errors that scripts return."""
 
 from __future__ import annotations
 
 from functools import cache
+
+from comporta.errors import StateError
+from comporta.stores.redis.errors import translate_error
 
 
 @cache
@@ -12,3 +15,9 @@ def lua(*paths: str) -> str:
 
     package = files("comporta")
     return "\n".join(package.joinpath(f"{path}.lua").read_text("utf-8") for path in paths)
+
+
+def script_error(error: bytes | str, key: str) -> StateError:
+    """Return the error for a key that a script could not use, given the text that it returned."""
+    text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
+    return translate_error(RuntimeError(text), repr(key), repr(key))

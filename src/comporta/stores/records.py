@@ -26,8 +26,7 @@ from comporta.stores.base import (
     StateType,
     key_text,
 )
-from comporta.stores.lua import lua
-from comporta.stores.redis.errors import translate_error
+from comporta.stores.lua import lua, script_error
 
 VALUE_BYTES_MAX = 4096
 NEVER_US = 2**62
@@ -112,8 +111,7 @@ class ReadRecord(_RecordOperation[bytes | None]):
         """Read the value; a list holds the error of an unusable key."""
         [value] = raw
         if isinstance(value, list):
-            key = repr(key_text(self.space, self.key))
-            raise translate_error(RuntimeError(value[0].decode("utf-8", "replace")), key, key)
+            raise script_error(value[0], key_text(self.space, self.key))
         if value is not None and not isinstance(value, bytes):
             raise TypeError("expected bytes")
         return value

@@ -25,7 +25,7 @@ from comporta.limits.concurrency.permits import (
 )
 from comporta.limits.operation import LimitDemand, on_local_share
 from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
-from comporta.stores.redis.errors import translate_error
+from comporta.stores.lua import script_error
 
 NO_PERMIT = -1
 """Replaces the wait for the limit: no permit was free, so the limit was not asked."""
@@ -89,7 +89,7 @@ class CallOperation(Operation[CallReply]):
         granted, wait_us, others_wait = raw
         if not isinstance(granted, int):
             key = self.script_keys()[wait_us]
-            raise translate_error(RuntimeError(granted.decode("utf-8", "replace")), repr(key), repr(key))
+            raise script_error(granted, key)
         return CallReply(granted == 1, int(wait_us), int(others_wait))
 
 

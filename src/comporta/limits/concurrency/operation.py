@@ -37,8 +37,7 @@ from comporta.limits.concurrency.permits import (
     changed_permits,
 )
 from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
-from comporta.stores.lua import lua
-from comporta.stores.redis.errors import translate_error
+from comporta.stores.lua import lua, script_error
 
 _POLL_US_MIN = 2_000
 _POLL_DIVISOR = 16
@@ -118,7 +117,7 @@ class PermitOperation(Operation[PermitReply]):
         succeeded, wait_us, poll_us = raw
         if not isinstance(succeeded, int):
             key = self.script_keys()[wait_us]
-            raise translate_error(RuntimeError(succeeded.decode("utf-8", "replace")), repr(key), repr(key))
+            raise script_error(succeeded, key)
         return PermitReply(succeeded == 1, int(wait_us), int(poll_us))
 
 
