@@ -280,6 +280,12 @@ def test_lua__group_of_limits__replies_as_python_does(
     second=limits,
     steps=st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(1, 4)), min_size=4, max_size=25),
 )
+@example(  # after the override, the level lies between two fractions of a token
+    strategy=LimitStrategy.TOKEN_BUCKET,
+    first=LimitConfig(100 / 60, 6),
+    second=LimitConfig(10, 5),
+    steps=[(0, 1), (273, 1), (0, 1), (0, 1)],
+)
 def test_lua__limit_overridden_while_running__replies_as_python_does(
     server: Server,
     strategy: LimitStrategy,

@@ -76,7 +76,7 @@ def test_open_store__registered_scheme__is_opened_once_with_failover(engine: Eng
     [
         (StateUnavailableError("the backend is gone"), "the backend is gone"),
         (ConnectionRefusedError(111, "Connection refused"), "engine://backend cannot be used: .*refused"),
-        (TimeoutError(), "engine://backend did not answer in time; it may have .*: TimeoutError"),
+        (TimeoutError(), "engine://backend did not answer in time; the operation may have .*: TimeoutError"),
     ],
 )
 def test_engine__backend_taken_away__callers_use_the_share_until_it_is_back(

@@ -8,6 +8,7 @@ I/O.
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import floor
 from typing import NamedTuple
 
 from comporta.stores.base import State
@@ -188,5 +189,12 @@ def ceil_div(amount: int, by: int) -> int:
 
 
 def rescale_level(level: int, unit: int, new_unit: int) -> int:
-    """Return a level counted in fractions of a token after the size of a fraction changed."""
-    return (2 * level * new_unit + unit) // (2 * unit)
+    """Return a level counted in fractions of a token after the size of a fraction changed.
+
+    A server keeps the level as a decimal number of tokens: this rounds as it does (``tokens_text`` in
+    ``support.lua``, and the scripts of the buckets).
+    """
+    if unit == new_unit:
+        return level
+    tokens = float(format(level / unit, ".14g" if abs(level) < 1e13 else ".17g"))
+    return floor(tokens * new_unit + 0.5)
