@@ -207,6 +207,27 @@ def test_fallback__failures_since_the_last_poll__add_a_part_to_what_each_unaware
     assert failures <= threshold + 3 - 1 + (3 - aware) * part_of_elsewhere
 
 
+@pytest.mark.parametrize(("workers", "part"), [(2, 2), (3, 2), (4, 1)])
+def test_fallback__one_worker_cut_off__allows_its_part_and_the_others_reach_the_threshold(
+    failover: tuple[FailoverStore, FailingStore], workers: int, part: int
+) -> None:
+    store, primary = failover
+    cut_off = _worker(store, workers, threshold=6)
+    others = Driver(CircuitBreaker("pncp", 6, state=primary), None)
+    cut_off.fails(2)
+    primary.error = GONE
+    cut_off.fails(part - 1)
+    assert cut_off.breaker.phase == "closed"
+    cut_off.fails()
+    assert cut_off.breaker.phase == "open"
+    primary.error = None  # the others use the store; the worker has not probed it again
+    others.fails(3)
+    assert others.get_state().phase == "closed"
+    others.fails()
+    assert others.get_state().phase == "open"
+    assert isinstance(cut_off.refused(), CircuitOpenError)
+
+
 def test_fallback__success_during_the_outage__restarts_the_streak(
     failover: tuple[FailoverStore, FailingStore], clock: ManualClock
 ) -> None:
