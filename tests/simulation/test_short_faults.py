@@ -10,6 +10,7 @@ from comporta.simulation import FleetHistory, FleetScenario, parse_faults, run_s
 from comporta.simulation.drawn_scenarios import draw_short_hang
 from comporta.simulation.faults import Fault
 from comporta.simulation.limit_excess import largest_excess
+from comporta.simulation.network import seconds_ns
 from comporta.simulation.run_history import GRANTED, Call
 
 _OWN_FAULT_SECONDS = 0.045
@@ -68,6 +69,28 @@ def test_short_hang__some_workers_find_the_store_in_order__none_returns_before_o
     recovered = [moment.at_ns for moment in history.moments("state_recovered")]
     assert len(recovered) == len(history.moments("state_fallback"))
     assert max(recovered) - min(recovered) < 60_000_000
+
+
+@pytest.mark.parametrize(("seconds", "return_seconds_max"), [(0.15, 1.0), (0.28, 1.0), (0.5, 2.0)])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_short_hang__some_workers_made_no_call__the_others_rejoin_in_time(
+    seed: int, seconds: float, return_seconds_max: float
+) -> None:
+    """Those that did not notice the hang use the whole limit, in addition to what the others grant."""
+    scenario = FleetScenario(
+        seed, workers=20, seconds=8.5, load=4, rate=40, capacity=20, jitter=0.001,
+        faults=parse_faults(f"hang@2.5+{seconds}"),
+    )  # fmt: skip
+    history, violations = run_scenario(scenario)
+    assert violations == []
+    noticed = {moment.worker for moment in history.moments("state_fallback")}
+    assert 0 < len(noticed) < scenario.workers
+    granted = sum(call.cost for call in history.of(Call) if call.is_local and call.result == GRANTED)
+    assert largest_excess(history)[0] <= len(noticed) + granted
+    ended_ns = seconds_ns(2.5 + seconds)
+    recovered_ns = [moment.at_ns for moment in history.moments("state_recovered")]
+    assert len(recovered_ns) >= len(noticed)
+    assert max(recovered_ns) - ended_ns <= seconds_ns(return_seconds_max)
 
 
 @pytest.mark.parametrize("seed", [3, 5, 7, 8])
