@@ -71,7 +71,11 @@ def check_permits(state: str, rounds: int, seed: int) -> None:
 
 
 def record_sliding_window(server_url: str, rounds: int, seed: str) -> list[list[Call]]:
-    """Return histories in which calls overlapped, with each change at the moment that the server reports."""
+    """Return histories in which calls overlapped, with each change at the moment that the server reports.
+
+    They are in the order of their recording. By the length of the calls whose moments are unknown, those
+    without refusals would be the first.
+    """
     with monitored(server_url) as monitor:
         recorded = _record_rounds(server_url, "record_limit", rounds, seed, limit=LIMITS["sliding_window"])
         scripts = monitor.scripts()
@@ -86,8 +90,7 @@ def _check(
     """Check ``rounds`` histories in which calls of different processes overlap."""
     checked = 0
     for batch in range(BATCHES_MAX):
-        recorded = record(RECORDED_FACTOR * rounds, f"{seed}-{batch}")
-        for history in sorted(recorded, key=unknown_us):
+        for history in record(RECORDED_FACTOR * rounds, f"{seed}-{batch}"):
             if checked < rounds:
                 checked += _is_explained(history, specification)
         if checked == rounds:
@@ -96,9 +99,9 @@ def _check(
 
 
 def _record_overlapping(state: str, job: str, rounds: int, seed: str, **arguments: Any) -> list[list[Call]]:
-    return [
-        history for history in _record_rounds(state, job, rounds, seed, **arguments) if has_overlap(history)
-    ]
+    """Return histories in which calls overlapped, those with the shortest calls first."""
+    recorded = _record_rounds(state, job, rounds, seed, **arguments)
+    return sorted(filter(has_overlap, recorded), key=unknown_us)
 
 
 def _record_rounds(state: str, job: str, rounds: int, seed: str, **arguments: Any) -> list[list[Call]]:

@@ -36,7 +36,7 @@ def test_sliding_window__recorded_with_one_grant_too_many__is_not_linearizable(s
     """Add a grant at the moment at which a recorded one used up the limit."""
     specification = limit_specification("sliding_window")
     rejected = 0
-    for history in record_sliding_window(state, 10, "too-many"):
+    for history in record_sliding_window(state, 30, "too-many"):
         assert is_linearizable(history, specification)
         for call in history:
             if call.request[0] == "decide" and call.reply[:2] == [True, 0]:
