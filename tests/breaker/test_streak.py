@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 from tests.breaker.drivers import Driver
 from tests.processes.fleet import new_state_name, remove_shared_state, shared_url
-from tests.stores.manual_heartbeat import FailingStore, manual_failover, run_heartbeat
+from tests.stores.manual_heartbeat import FailingStore, another_worker, manual_failover, run_heartbeat
 from tests.support import wait_until
 
 from comporta import CircuitBreaker, CircuitOpenError, StateUnavailableError
@@ -170,6 +170,62 @@ def test_fallback__streak_known_before__this_worker_gets_its_part_of_what_is_lef
     primary.error = GONE
     driver.fails(allowed)
     assert driver.breaker.phase == "open"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "elsewhere", "parts"), [(12, 6, (2, 4)), (11, 4, (3, 4)), (5, 4, (1, 2))]
+)
+@pytest.mark.parametrize("aware", [0, 1, 3])
+def test_fallback__failures_since_the_last_poll__add_a_part_to_what_each_unaware_worker_allows(
+    clock: ManualClock, threshold: int, elsewhere: int, parts: tuple[int, int], aware: int
+) -> None:
+    """Three workers poll before the failures of another one, and the first ``aware`` of them once more.
+
+    ``parts``: what a worker allows that knows of these failures, and one that does not.
+    """
+    part, part_if_unaware = parts
+    primary = FailingStore(clock)
+    stores = [another_worker(primary) for _ in range(3)]
+    workers = [_worker(store, 3, threshold=threshold) for store in stores]
+    for store, driver in zip(stores, workers, strict=True):
+        assert driver.refused() is None
+        pause = run_heartbeat(store)
+        assert pause is not None
+        assert pause <= driver.breaker.config.staleness
+    _fail_elsewhere(CircuitBreaker("pncp", threshold, state=primary), elsewhere)
+    for store in stores[:aware]:
+        run_heartbeat(store)
+    primary.error = GONE
+    for number, driver in enumerate(workers):
+        allowed = part if number < aware else part_if_unaware
+        driver.fails(allowed - 1)
+        assert driver.breaker.phase == "closed"
+        driver.fails()
+        assert driver.breaker.phase == "open"
+    failures = elsewhere + aware * part + (3 - aware) * part_if_unaware
+    part_of_elsewhere = -(-elsewhere // 3)
+    assert failures <= threshold + 3 - 1 + (3 - aware) * part_of_elsewhere
+
+
+@pytest.mark.parametrize(("workers", "part"), [(2, 2), (3, 2), (4, 1)])
+def test_fallback__one_worker_cut_off__allows_its_part_and_the_others_reach_the_threshold(
+    failover: tuple[FailoverStore, FailingStore], workers: int, part: int
+) -> None:
+    store, primary = failover
+    cut_off = _worker(store, workers, threshold=6)
+    others = Driver(CircuitBreaker("pncp", 6, state=primary), None)
+    cut_off.fails(2)
+    primary.error = GONE
+    cut_off.fails(part - 1)
+    assert cut_off.breaker.phase == "closed"
+    cut_off.fails()
+    assert cut_off.breaker.phase == "open"
+    primary.error = None  # the others use the store; the worker has not probed it again
+    others.fails(3)
+    assert others.get_state().phase == "closed"
+    others.fails()
+    assert others.get_state().phase == "open"
+    assert isinstance(cut_off.refused(), CircuitOpenError)
 
 
 def test_fallback__success_during_the_outage__restarts_the_streak(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -31,6 +32,23 @@ def test_fetch__miss__loads_once_and_stores_all_six_fields(
     assert (row.last_success_at, row.last_attempt_at) == (first.fetched_at, first.fetched_at)
     assert (row.fail_streak, row.degraded_until, row.total_results, row.fetch_duration_ms) == (0, None, 1, 0)
     assert row.search_params == b'{"q":"x","ufs":["SP","RJ"]}'
+
+
+def test_fetch__load_takes_a_second_and_a_half__stores_duration_and_coverage(
+    make_cache: MakeCache, clock: ManualClock
+) -> None:
+    cache = make_cache()
+
+    def load() -> Loaded:
+        clock.advance(1.5)
+        return Loaded(["sp"], HALF, ["pncp"])
+
+    row = cache.row(cache.fetch(Q, load).params_hash)
+    assert row.fetch_duration_ms == 1500
+    assert row.coverage is not None
+    assert json.loads(row.coverage) == HALF
+    assert (row.fail_streak, row.degraded_until) == (0, None)
+    assert row.last_success_at == row.last_attempt_at
 
 
 def test_fetch__another_worker_and_user__reads_it_from_the_database(

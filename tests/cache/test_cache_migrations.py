@@ -98,7 +98,7 @@ def test_migrations__failures_from_before__still_count(empty: Database) -> None:
     assert CacheTables(empty).record_failure("h", None, user(empty, 1), "h").fail_streak == 3
 
 
-def test_migrations__absent_fields__read_as_none(empty: Database) -> None:
+def test_migrations__null_in_the_first_columns__reads_as_zero_or_empty(empty: Database) -> None:
     CacheTables(empty).migrate()
     number = "00000000-0000-0000-0000-000000000001"
     run(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tests.histories.linearizability import Call, Specification, is_linearizable
+from tests.histories.server_moments import monitored, with_server_moments
 from tests.histories.specifications import LimitSpecification, PermitSpecification
 from tests.processes.fleet import run_together, start_workers, with_long_timeout
 
@@ -37,25 +40,57 @@ LIMITS: dict[str, dict[str, Any]] = {
 MAX_PERMITS = 4
 
 
+def limit_specification(strategy: str) -> LimitSpecification:
+    """Return the pure step of one of the limits."""
+    limit = LIMITS[strategy]
+    return LimitSpecification(
+        LimitConfig(limit["rate"], limit["capacity"], limit.get("window"), LimitStrategy(strategy))
+    )
+
+
 def check_limit(state: str, strategy: str, rounds: int, seed: int) -> None:
     """Record histories of a limit, and check that its pure step explains each of them."""
-    limit = LIMITS[strategy]
-    config = LimitConfig(limit["rate"], limit["capacity"], limit.get("window"), LimitStrategy(strategy))
-    _check(state, LimitSpecification(config), rounds, "record_limit", limit=limit, seed=seed)
+    record = partial(_record_overlapping, state, "record_limit", limit=LIMITS[strategy])
+    _check(limit_specification(strategy), rounds, seed, record)
+
+
+def check_sliding_window(server_url: str, rounds: int, seed: int) -> None:
+    """Record histories of a sliding window on a server, and check that its pure step explains each of them.
+
+    Its log keeps the time of each grant. Without the moments that the server reports, every choice of these
+    times would leave another state, and the search would not end.
+    """
+    record = partial(record_sliding_window, server_url)
+    _check(limit_specification("sliding_window"), rounds, seed, record)
 
 
 def check_permits(state: str, rounds: int, seed: int) -> None:
     """Record histories of permits, and check that the pure operations explain each of them."""
-    specification = PermitSpecification(MAX_PERMITS)
-    _check(state, specification, rounds, "record_permits", max_permits=MAX_PERMITS, seed=seed)
+    record = partial(_record_overlapping, state, "record_permits", max_permits=MAX_PERMITS)
+    _check(PermitSpecification(MAX_PERMITS), rounds, seed, record)
 
 
-def _check(state: str, specification: Specification, rounds: int, job: str, **arguments: Any) -> None:
+def record_sliding_window(server_url: str, rounds: int, seed: str) -> list[list[Call]]:
+    """Return histories in which calls overlapped, with each change at the moment that the server reports.
+
+    They are in the order of their recording. By the length of the calls whose moments are unknown, those
+    without refusals would be the first.
+    """
+    with monitored(server_url) as monitor:
+        recorded = _record_rounds(server_url, "record_limit", rounds, seed, limit=LIMITS["sliding_window"])
+        scripts = monitor.scripts()
+    keys = [f"{seed}-{number}" for number in range(rounds)]
+    exact = with_server_moments(recorded, keys, scripts)
+    return [after for before, after in zip(recorded, exact, strict=True) if has_overlap(before)]
+
+
+def _check(
+    specification: Specification, rounds: int, seed: int, record: Callable[[int, str], list[list[Call]]]
+) -> None:
     """Check ``rounds`` histories in which calls of different processes overlap."""
-    checked, seed = 0, arguments.pop("seed")
+    checked = 0
     for batch in range(BATCHES_MAX):
-        recorded = _record_rounds(state, RECORDED_FACTOR * rounds, job, seed=f"{seed}-{batch}", **arguments)
-        for history in sorted(filter(has_overlap, recorded), key=unknown_us):
+        for history in record(RECORDED_FACTOR * rounds, f"{seed}-{batch}"):
             if checked < rounds:
                 checked += _is_explained(history, specification)
         if checked == rounds:
@@ -63,9 +98,16 @@ def _check(state: str, specification: Specification, rounds: int, job: str, **ar
     raise AssertionError(f"only {checked} of {rounds} histories could be verified")
 
 
-def _record_rounds(state: str, rounds: int, job: str, **arguments: Any) -> list[list[Call]]:
+def _record_overlapping(state: str, job: str, rounds: int, seed: str, **arguments: Any) -> list[list[Call]]:
+    """Return histories in which calls overlapped, those with the shortest calls first."""
+    recorded = _record_rounds(state, job, rounds, seed, **arguments)
+    return sorted(filter(has_overlap, recorded), key=unknown_us)
+
+
+def _record_rounds(state: str, job: str, rounds: int, seed: str, **arguments: Any) -> list[list[Call]]:
     url = state if "timeout=" in state else with_long_timeout(state)
-    with start_workers(PROCESSES, job, url=url, rounds=rounds, calls=CALLS, **arguments) as workers:
+    arguments |= {"rounds": rounds, "calls": CALLS, "seed": seed}
+    with start_workers(PROCESSES, job, url=url, **arguments) as workers:
         results = run_together(workers)
     assert not any(result["fallback"] for result in results)
     return [

@@ -65,7 +65,7 @@ class LimitSpecification:
         return state, [wait_us == 0, remaining, wait_us, reset_us]
 
     def moments_of(self, state: Any, call: Call, moments: Sequence[int]) -> Iterator[int]:
-        """Return the first moment of each interval in which a call does the same.
+        """Return the first moment of each interval in which a call does the same and may reply as it did.
 
         The times in a decision count down towards one moment, which tells when it was made, or are the same
         for all moments of an interval, of which each is worth trying then.
@@ -73,7 +73,7 @@ class LimitSpecification:
 
         def look(at_us: int) -> _Effect:
             new, reply = self.apply(state, at_us, call.request)
-            return _Effect(at_us, reply, self.essence(new, at_us))
+            return _Effect(at_us, reply, self.essence(new, at_us) if reply == call.reply else None)
 
         if not isinstance(moments, range):
             yield from moments  # the few at which the store read its clock
@@ -83,6 +83,8 @@ class LimitSpecification:
                 yield start.at_us
             return
         for start, end in intervals(moments, look, _Effect.is_decision_like):
+            if start.reply[:2] != call.reply[:2]:
+                continue
             if start.reply[3] == end.reply[3]:
                 yield from range(start.at_us, end.at_us + 1, moments.step)
             else:

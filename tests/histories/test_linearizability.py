@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 from tests.histories.linearizability import Call, is_linearizable
-from tests.histories.recording import LIMITS
+from tests.histories.recording import LIMITS, limit_specification
 from tests.histories.specifications import LimitSpecification, PermitSpecification
 
-from comporta import LimitConfig, LimitStrategy
+from comporta import LimitConfig
 
 ONE, TWO = ("0" * 15 + "1", "host:1"), ("0" * 15 + "2", "host:2")
 
@@ -108,10 +108,7 @@ def test_checker__refusal_without_the_lock_during_a_release__may_see_the_state_b
 @pytest.mark.parametrize("strategy", LIMITS)
 def test_limit__moments_worth_trying__are_all_that_explain_a_decision(strategy: str) -> None:
     """Compare with every moment, for states that refill, run empty and end within the call."""
-    limit = LIMITS[strategy]
-    specification = LimitSpecification(
-        LimitConfig(limit["rate"], limit["capacity"], limit.get("window"), LimitStrategy(strategy))
-    )
+    specification = limit_specification(strategy)
     state: Any = None
     for at_us, cost in ((100, 2), (700, 1), (1900, 1)):
         state, _ = specification.apply(state, at_us, ("decide", cost))

@@ -67,6 +67,19 @@ def test_shares__evenly_loaded__keep_the_rate_plus_at_most_one_token_each(
     assert total >= 0.9 * due - workers
 
 
+@pytest.mark.parametrize("strategy", LimitStrategy)
+@pytest.mark.parametrize(("workers", "known"), [(4, 4), (4, 2), (4, 1), (9, 3)])
+def test_shares__worker_count_too_low__exceed_the_rate_by_that_factor(
+    strategy: LimitStrategy, workers: int, known: int
+) -> None:
+    share = OutageShare(LimitConfig(36, 36, 1, strategy).build_strategy(), "n", outage(known))
+    seconds, step_us = 4, 1000
+    times = [START_US + step_us * number for number in range(seconds * 1_000_000 // step_us)]
+    total = workers * len(granted_by(share, times))
+    due = 36 * seconds * workers / known
+    assert 0.9 * due - workers <= total <= due + workers
+
+
 @settings(max_examples=max_examples(60), deadline=None)
 @given(
     strategy=st.sampled_from([LimitStrategy.FIXED_WINDOW, LimitStrategy.SLIDING_WINDOW]),

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from tests.service.harness import RunningService, async_test, lose_database, run_service
+from tests.service.harness import RunningService, async_test, lose_database, run_service, serve_process
 
 from comporta.errors import DatabaseUnavailableError
 from comporta.service import health as health_module
@@ -85,6 +86,26 @@ async def test_health__requests_made__counts_them_in_the_shared_store(tmp_path: 
     assert health["rate_limiter"]["requests_last_minute"] == 3
     assert health["rate_limiter"]["tokens_available"] <= 10
     assert health["reasons"] == ["pcp is paused"]
+
+
+@async_test
+async def test_health__requests_and_failures_of_another_process__are_shown(
+    tmp_path: Path, shared_name: str
+) -> None:
+    variables = {"COMPORTA_STATE": f"shared://{shared_name}", "COMPORTA_UPSTREAM_PNCP_LIMIT": "10/hour"}
+    with serve_process(tmp_path, **variables) as other:
+        async with run_service(tmp_path, **variables) as service, httpx2.AsyncClient() as client:
+            upstream = service.container.upstreams["pncp"]
+            for _ in range(3):
+                assert await upstream.limiter.acquire()
+            assert upstream.breaker is not None
+            for _ in range(50):
+                await upstream.breaker.record_failure("no answer")
+            health = (await client.get(f"{other.address}/v1/health")).json()
+    limiter = health["rate_limiter"]["sources"]["pncp"]
+    assert (limiter["tokens_available"], limiter["requests_last_minute"]) == (7, 3)
+    assert health["pncp_circuit_breaker"]["failures"] == 50
+    assert health["pncp_circuit_breaker"]["degraded"] is True
 
 
 @async_test

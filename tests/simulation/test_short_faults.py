@@ -10,6 +10,8 @@ from comporta.simulation import FleetHistory, FleetScenario, parse_faults, run_s
 from comporta.simulation.drawn_scenarios import draw_short_hang
 from comporta.simulation.faults import Fault
 from comporta.simulation.limit_excess import largest_excess
+from comporta.simulation.network import seconds_ns
+from comporta.simulation.run_history import GRANTED, Call
 
 _OWN_FAULT_SECONDS = 0.045
 """Shorter than the deadline: calls that come later are answered, and so is the first probe."""
@@ -67,6 +69,54 @@ def test_short_hang__some_workers_find_the_store_in_order__none_returns_before_o
     recovered = [moment.at_ns for moment in history.moments("state_recovered")]
     assert len(recovered) == len(history.moments("state_fallback"))
     assert max(recovered) - min(recovered) < 60_000_000
+
+
+@pytest.mark.parametrize(("seconds", "return_seconds_max"), [(0.15, 1.0), (0.28, 1.0), (0.5, 2.0)])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_short_hang__some_workers_made_no_call__the_others_rejoin_in_time(
+    seed: int, seconds: float, return_seconds_max: float
+) -> None:
+    """Those that did not notice the hang use the whole limit, in addition to what the others grant."""
+    scenario = FleetScenario(
+        seed, workers=20, seconds=8.5, load=4, rate=40, capacity=20, jitter=0.001,
+        faults=parse_faults(f"hang@2.5+{seconds}"),
+    )  # fmt: skip
+    history, violations = run_scenario(scenario)
+    assert violations == []
+    noticed = {moment.worker for moment in history.moments("state_fallback")}
+    assert 0 < len(noticed) < scenario.workers
+    granted = sum(call.cost for call in history.of(Call) if call.is_local and call.result == GRANTED)
+    assert largest_excess(history)[0] <= len(noticed) + granted
+    ended_ns = seconds_ns(2.5 + seconds)
+    recovered_ns = [moment.at_ns for moment in history.moments("state_recovered")]
+    assert len(recovered_ns) >= len(noticed)
+    assert max(recovered_ns) - ended_ns <= seconds_ns(return_seconds_max)
+
+
+@pytest.mark.parametrize("seed", [3, 5, 7, 8])
+def test_short_loss__some_workers_connect_late__costs_at_most_what_these_grant(seed: int) -> None:
+    """All packets are lost for 0.08 s, and what two workers send to connect again for 0.6 s more.
+
+    With the seeds 3 and 8 these two rejoin after the others. With 5 and 7 one worker, whose first probe
+    succeeds, rejoins before the other seven.
+    """
+    scenario = FleetScenario(
+        seed, workers=8, seconds=8.5, load=75, callers=4, rate=200, capacity=400, jitter=0.001,
+        faults=parse_faults("black_hole@2.5+0.08; requests_lost@2.58+0.6:w0,w1"),
+    )  # fmt: skip
+    history, violations = run_scenario(scenario)
+    assert violations == []
+    recovered_ns = {moment.worker: moment.at_ns for moment in history.moments("state_recovered")}
+    assert len(recovered_ns) == len(history.moments("state_fallback")) == scenario.workers
+    late = {name for name, at_ns in recovered_ns.items() if at_ns > min(recovered_ns.values()) + 200_000_000}
+    assert len(late) == (7 if seed in {5, 7} else 2)
+    granted = sum(
+        call.cost
+        for call in history.of(Call)
+        if call.worker in late and call.is_local and call.result == GRANTED
+    )
+    assert scenario.workers < largest_excess(history)[0] <= scenario.workers + granted
+    assert all(seconds < 1.25 for seconds in return_seconds(history))
 
 
 @pytest.mark.parametrize("seed", range(12))

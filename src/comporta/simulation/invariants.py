@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from comporta.simulation.limit_excess import (
+    REJOIN_SECONDS_MAX,
     STORE_FAULTS,
     excess_allowed,
     grants,
@@ -39,10 +40,6 @@ Invariant = Callable[[FleetHistory], list[str]]
 
 CONNECT_SECONDS = 0.2
 """A call is answered within its time-out, its deadline and this: up to 150 ms to connect, and a margin."""
-
-
-REJOIN_SECONDS_MAX = 2.0
-"""Workers rejoin within this time after the store is reachable again."""
 
 
 def check(history: FleetHistory) -> list[str]:

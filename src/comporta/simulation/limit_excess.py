@@ -14,8 +14,8 @@ from comporta.simulation.run_history import GRANTED, Call, FleetHistory, Request
 from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import RESERVED_UNITS
 
-RETURN_SECONDS: Final = 3.0
-"""Every worker has recovered this long after a fault, even one that noticed the fault late."""
+REJOIN_SECONDS_MAX: Final = 2.0
+"""Workers rejoin within this time after the store is reachable again, even if they noticed its loss late."""
 
 STORE_FAULTS: Final = frozenset({"hang", "crash", "full", "read_only"})
 NETWORK_FAULTS: Final = frozenset(
@@ -51,7 +51,7 @@ def excess_allowed(history: FleetHistory) -> float:
     allowed += len(history.moments("state_fallback"))  # one token per worker and outage, by rounding
     if scenario.workload == "reserve":  # a call's units are known when it settles, later than its grant
         allowed += RESERVED_UNITS * scenario.callers * scenario.workers
-    outage_seconds = sum(fault.seconds + RETURN_SECONDS for fault in scenario.faults if _is_outage(fault))
+    outage_seconds = sum(fault.seconds + REJOIN_SECONDS_MAX for fault in scenario.faults if _is_outage(fault))
     for fault in scenario.faults:
         affected = len(fault.workers) or scenario.workers
         if fault.kind in WORKER_FAULTS:  # what it did not report, and its part if others stop counting it
@@ -59,9 +59,9 @@ def excess_allowed(history: FleetHistory) -> float:
         if fault.kind == "server_clock" or fault.value in {"empty", "old"}:
             allowed += scenario.capacity
         if _cuts_off_some(history, fault):
-            until_ns = seconds_ns(fault.end + RETURN_SECONDS)
+            until_ns = seconds_ns(fault.end + REJOIN_SECONDS_MAX)
             local = _local_grants(history, seconds_ns(fault.at), until_ns)
-            allowed += min(local, scenario.rate * (fault.seconds + RETURN_SECONDS) + scenario.capacity)
+            allowed += min(local, scenario.rate * (fault.seconds + REJOIN_SECONDS_MAX) + scenario.capacity)
     return allowed
 
 
