@@ -18,6 +18,7 @@ from comporta.breaker.state import (
     FAIL,
     HALF_OPEN,
     RAMP,
+    READ,
     RELEASE,
     REPORT_FAILURES,
     REPORT_OPEN,
@@ -100,6 +101,12 @@ class BreakerOperation(Operation[CircuitReply]):
     def state_keys(self) -> list[StateKey]:
         """The circuit, and the operator's record."""
         return [StateKey(f"{SPACE}:{self._name}", "", CIRCUIT), StateKey(FORCED_SPACE, self._name, RECORD)]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the request is a read that reports no counts."""
+        request = self._request
+        return request.command == READ and not (request.calls or request.slow)
 
     def step(
         self, states: Sequence[State | None], now_us: int

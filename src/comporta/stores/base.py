@@ -136,8 +136,9 @@ class Script(NamedTuple):
     ``arguments`` come first, and only once, however many calls are joined. ``notes_changes``: the text may
     call ``note_change`` (``changes.lua``). ``asking``: the call goes to a cluster node that is importing the
     slot. ``states_only``: only the states are declared as KEYS, other keys are passed as arguments
-    (``redis/keys_from_args.lua``). ``override``: the override record to use instead of the stored one
-    (``redis/override_from_args.lua``).
+    (``redis/keys_from_args.lua``). ``across_slots``: the keys are in several slots of one node, and none is
+    declared (``redis/keys_across_slots.lua``). ``override``: the override record to use instead of the stored
+    one (``redis/override_from_args.lua``).
     """
 
     name: str
@@ -148,6 +149,7 @@ class Script(NamedTuple):
     notes_changes: bool = False
     asking: bool = False
     states_only: bool = False
+    across_slots: bool = False
     override: bytes | None = None
 
 
@@ -201,6 +203,11 @@ class Operation(ABC, Generic[R_co]):
         Lua version: the script's calls of ``note_change``.
         """
         return None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the operation only reads: at most it removes what has expired, and it may be repeated."""
+        return False
 
     @property
     @abstractmethod
@@ -314,7 +321,10 @@ class Store(ABC):
         """Carry out an operation without blocking the event loop."""
 
     def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
-        """Carry out several operations; return the reply to each, or the error of its key."""
+        """Carry out several operations; return the reply to each, or the error of its key.
+
+        Operations are carried out in order, except that reads (``Operation.is_read``) may come last.
+        """
         replies: list[Any] = []
         for operation in operations:
             try:

@@ -96,6 +96,7 @@ class ReadRecord(_RecordOperation[bytes | None]):
     __slots__ = ()
 
     script = _READ_SCRIPT
+    is_read = True
 
     def step(
         self, states: Sequence[State | None], now_us: int

@@ -3,6 +3,7 @@
 - ``store``: ``RedisStore``, one server.
 - ``cluster``, ``cluster_slots``, ``cluster_hop``: ``ClusterStore``, the nodes of a cluster, which node owns
   which key, and the form in which a node receives an operation.
+- ``cluster_reads``: which reads of a heartbeat go to a node in one call.
 - ``override_copies``: the overrides that decisions carry to keys that are spread over a cluster.
 - ``sentinel``: routes to a server: directly, or to the primary that sentinels name.
 - ``pool``: the connections of blocking callers.

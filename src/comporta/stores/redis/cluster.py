@@ -4,13 +4,13 @@ A cluster is one store per node; this module routes each operation to the node t
 does not own the keys redirects the call without any effect, and the call is sent to the right node within the
 same deadline. Redirects update the slot map, as does each connection to a node.
 
-``cluster_slots.py`` computes slots, and ``override_copies.py`` makes decisions on spread keys follow
-overrides.
+``cluster_slots.py`` computes slots, ``override_copies.py`` makes decisions on spread keys follow overrides,
+and ``cluster_reads.py`` joins what a heartbeat reads into one call for each node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ from comporta.stores.base import Operation, Store, key_text
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import ReadRecord
 from comporta.stores.redis.cluster_hop import Hop
+from comporta.stores.redis.cluster_reads import JoinedReads, join_reads
 from comporta.stores.redis.cluster_slots import OVERRIDE_SPACE, SlotMap, operation_slot, spread_tag
 from comporta.stores.redis.connection import Endpoint, HostPort, RedisConnection, display_address
 from comporta.stores.redis.errors import error_code, translate_error
@@ -48,6 +49,10 @@ class ClusterRedirectError(StateUnavailableError):
         super().__init__(text)
         self.code = code
         self.target = target
+
+
+class JoinedReadsRefusedError(StateUnavailableError):
+    """A node does not answer reads of several slots in one call; each of them alone may have an answer."""
 
 
 class ClusterStore(Store):
@@ -88,6 +93,37 @@ class ClusterStore(Store):
     def apply_async(self, operation: Operation[R]) -> Coroutine[Any, Any, R]:
         """Carry out an operation on the node that owns its keys, together with others for that node."""
         return run_async(self._route_flow(operation))
+
+    def apply_many(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        """Carry out several operations, the reads last and those of one node in one call."""
+        joined = join_reads(operations, self.slot_map) if self._has_routed else []
+        are_joined = {position for reads in joined for position in reads.positions}
+        alone = [position for position in range(len(operations)) if position not in are_joined]
+        replies = self._apply_each(operations, alone)
+        for reads in joined:
+            replies.update(zip(reads.positions, self._apply_joined(reads), strict=True))
+        unanswered = [position for position in are_joined if isinstance(replies[position], StateError)]
+        replies |= self._apply_each(operations, unanswered)
+        return [replies[position] for position in range(len(operations))]
+
+    def _apply_each(self, operations: Sequence[Operation[Any]], positions: list[int]) -> dict[int, Any]:
+        replies = super().apply_many([operations[position] for position in positions])
+        return dict(zip(positions, replies, strict=True))
+
+    def _apply_joined(self, reads: JoinedReads) -> list[Any]:
+        """Return the replies to joined reads, or for each that has none an error."""
+        began_ns = MONOTONIC.now_ns()
+        try:
+            replies = self.node(reads.host_port).apply_joined(reads.operations, began_ns)
+        except JoinedReadsRefusedError as error:
+            return [error] * len(reads.operations)
+        except (StateUnavailableError, StateTimeoutError):
+            self.slot_map.mark_unreachable(reads.slot, reads.host_port)
+            raise
+        for operation, reply in zip(reads.operations, replies, strict=True):
+            if not isinstance(reply, StateError):
+                self._keep_override(operation, reply, began_ns)
+        return replies
 
     def entries(self, space: str) -> dict[str, bytes]:
         """Return the live records of a space, node by node."""
@@ -277,12 +313,19 @@ class ClusterNode(RedisStore):
             timeout_max=cluster.timeout_max,
         )
 
+    def apply_joined(self, operations: list[Operation[Any]], began_ns: int) -> list[Any]:
+        """Carry out reads of one script, with keys in any slots of this node, in one call."""
+        script = operations[0].script._replace(across_slots=True)
+        return self._call(ScriptCall(script, operations, self.uses_hash_tags), began_ns)
+
     def probe_command(self) -> bytes:
         """Return a command without a key, because most keys are on other nodes."""
         return _PROBE_COMMAND
 
     def translate_call_error(self, error: Exception, call: ScriptCall) -> StateError:
         """Return a redirect for an error that says which node to use."""
+        if call.script.across_slots and isinstance(error, self._reply_error):
+            return JoinedReadsRefusedError(f"{self.address} refuses joined reads: {error}")
         code = error_code(error)
         if code not in ("MOVED", "ASK", "TRYAGAIN"):
             return super().translate_call_error(error, call)

@@ -124,6 +124,10 @@ class SlotMap:
         """Return the owner of a slot; if it is not known, a node that can redirect the call."""
         return self._owners.get(slot) or self._any_node()
 
+    def known_owner(self, slot: int) -> HostPort | None:
+        """Return the owner of a slot; ``None`` if it is not known."""
+        return self._owners.get(slot)
+
     def owners(self) -> list[HostPort]:
         """Return all nodes that own slots, or the seeds if none is known."""
         return sorted(set(self._owners.values())) or self._seeds

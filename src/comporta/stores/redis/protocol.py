@@ -44,9 +44,9 @@ class ScriptCall(NamedTuple):
         keys = [name.encode("utf-8", "surrogatepass") for name in self._key_names()]
         if script.override is not None:
             arguments.append(script.override)
-        if script.states_only:
+        if script.states_only or script.across_slots:
             arguments += [*keys, len(keys)]
-            keys = self._state_key_names()
+            keys = self._state_key_names() if script.states_only else []
         sha, text = script_text(script, has_change_log=not self.uses_hash_tags)
         if with_text:
             packed = pack(("EVAL", text, len(keys), *keys, *arguments))
@@ -129,7 +129,7 @@ def script_calls(operations: Sequence[Operation[Any]], *, uses_hash_tags: bool =
     return calls
 
 
-_script_texts: dict[tuple[str, bool, bool, bool], tuple[str, str]] = {}
+_script_texts: dict[tuple[str, bool, bool, bool, bool], tuple[str, str]] = {}
 
 
 def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
@@ -137,7 +137,13 @@ def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
 
     Both are read once: an upgrade of the files under a running program must not mix versions.
     """
-    form = (script.name, has_change_log, script.states_only, script.override is not None)
+    form = (
+        script.name,
+        has_change_log,
+        script.states_only,
+        script.across_slots,
+        script.override is not None,
+    )
     cached = _script_texts.get(form)
     if cached is None:
         text = script.text()
@@ -145,7 +151,9 @@ def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
             text = f"{lua('stores/changes') if has_change_log else _NOTES_NOTHING}\n{text}"
         if script.override is not None:
             text = f"{lua('stores/redis/override_from_args')}\n{text}"
-        if script.states_only:
+        if script.across_slots:
+            text = f"{lua('stores/redis/keys_across_slots')}\n{text}"
+        if script.states_only or script.across_slots:
             text = f"{lua('stores/redis/keys_from_args')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
         cached = _script_texts[form] = (sha, text)

@@ -99,6 +99,7 @@ class RedisStore(Store):
         self._sends_time = clock is not None
         self.route = route or (SentinelRoute(url) if _is_sentinel_url(url) else DirectRoute(url))
         self._script_missing_error = exceptions.NoScriptError
+        self._reply_error = exceptions.ResponseError
         self._pool = self._new_pool()
         self._pipelines: Pipelines | None = None
         self._creation_lock = Lock()
