@@ -22,7 +22,8 @@ from comporta.errors import StateAuthError
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.config import LimitConfig
 from comporta.limits.operation import LimitDemand, LimitOperation
-from comporta.stores.failover import machine_workers
+from comporta.stores.failover import lock_files, machine_workers
+from comporta.stores.failover.lock_files import LOCK_FILES
 from comporta.stores.failover.machine_workers import MACHINE_WORKERS_MAX, MachineWorkers
 from comporta.stores.failover.store import FailoverStore
 from comporta.testing import ManualClock
@@ -35,7 +36,7 @@ FILL_SECONDS = 8_000
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use a directory of this test's own."""
-    monkeypatch.setattr(machine_workers, "machine_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(lock_files, "machine_directory", lambda: str(tmp_path))
     return tmp_path / f"comporta-{os.geteuid()}-fallback"
 
 
@@ -118,7 +119,7 @@ def test_join__unusable_directory__counts_nothing(
     elif problem == "file":
         directory.touch()
     else:
-        monkeypatch.setattr(machine_workers, "machine_directory", lambda: "/nowhere/at/all")
+        monkeypatch.setattr(lock_files, "machine_directory", lambda: "/nowhere/at/all")
     worker = MachineWorkers(ADDRESS)
     assert worker.join() == 0
     worker.leave()
@@ -153,14 +154,15 @@ def test_join__others_take_the_new_file_for_a_dead_workers__makes_another(
     assert calls == 3, "two files were locked, and one looked at"
 
 
-def test_is_locked__worker_has_just_left__is_false(directory: Path) -> None:
+def test_is_locked__worker_has_just_left__is_false() -> None:
     worker = MachineWorkers(ADDRESS)
     worker.join()
-    descriptor = os.open(directory, os.O_RDONLY)
+    files = LOCK_FILES.get()
+    opened = files.open_directory()
     try:
-        assert not machine_workers._is_locked(descriptor, "gone")
+        assert not machine_workers._is_locked(files, opened, "gone")
     finally:
-        os.close(descriptor)
+        opened.close()
 
 
 # shares -----------------------------------------------------------------------------------------------------
