@@ -26,6 +26,7 @@ from comporta.stores.failover import lock_files, machine_workers
 from comporta.stores.failover.lock_files import LOCK_FILES
 from comporta.stores.failover.machine_workers import MACHINE_WORKERS_MAX, MachineWorkers
 from comporta.stores.failover.store import FailoverStore
+from comporta.stores.failover.worker_registry import REJOIN_SECONDS
 from comporta.testing import ManualClock
 
 ADDRESS = "test://one"
@@ -266,6 +267,40 @@ def test_heartbeat__asked_to_stop_while_it_probes__does_not_list_the_worker_agai
     primary.probe = stop_while_probing  # type: ignore[method-assign]
     run_heartbeat(store)
     assert begin_outage(another_worker(primary)) == 1
+
+
+def rejoin_seconds(store: FailoverStore, clock: ManualClock) -> float:
+    """Let a worker rejoin, and return how long that takes."""
+    began_ns = clock.now_ns()
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    return (clock.now_ns() - began_ns) / 1e9
+
+
+def test_rejoin__another_worker_of_the_machine_is_unknown_to_the_registry__waits_for_it() -> None:
+    """Both started during the outage, so each is known to the other only by its lock."""
+    clock = ManualClock()
+    first, primary = manual_failover(clock)
+    second = another_worker(primary)
+    primary.error = STORE_DOWN
+    begin_outage(first)
+    begin_outage(second)
+    run_heartbeat(first)
+    run_heartbeat(second)
+    clock.advance(1)
+    primary.error = None
+    assert rejoin_seconds(first, clock) >= REJOIN_SECONDS
+    assert first.heartbeat.machine_workers.count == 0
+
+
+def test_rejoin__no_other_worker_is_known__does_not_wait() -> None:
+    clock = ManualClock()
+    only, primary = manual_failover(clock)
+    primary.error = STORE_DOWN
+    begin_outage(only)
+    run_heartbeat(only)
+    primary.error = None
+    assert rejoin_seconds(only, clock) == 0
 
 
 def test_limit_with_fallback_open__share_is_divided__still_grants() -> None:

@@ -68,8 +68,7 @@ class Heartbeat:
         self._subscribers: WeakRegistry[HeartbeatSubscriber] = WeakRegistry()
         self.registration = Registration(store.address, store.clock)
         self.machine_workers = MachineWorkers(store.address)
-        self.recovery = Recovery(self.registration, self._subscribers.live, store.clock)
-        self.machine_workers = MachineWorkers(store.address)
+        self.recovery = Recovery(self.registration, self.machine_workers, self._subscribers.live, store.clock)
         self._clock = store.clock
         self._store_ref = ref(store)
         self._follower = ChangeFollower()

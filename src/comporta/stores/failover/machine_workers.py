@@ -36,10 +36,13 @@ _TRIES_MAX = 3
 class MachineWorkers:
     """The workers of this machine that are in fallback for one state, and this worker's file among theirs.
 
+    ``count`` is the number at the last :meth:`join`; 0 if it is unknown or this worker is not listed.
+
     A forked child calls :meth:`after_fork` before it joins as a separate worker.
     """
 
     def __init__(self, address: str) -> None:
+        self.count = 0
         self._address = address
         self._files = LOCK_FILES.get()
         self._own_file: _LockedFile | None = None
@@ -55,16 +58,18 @@ class MachineWorkers:
             with self._lock:
                 directory = self._files.open_directory()
                 try:
-                    return self._join(directory)
+                    self.count = self._join(directory)
                 finally:
                     directory.close()
         except OSError:
-            return 0
+            self.count = 0
+        return self.count
 
     def leave(self) -> None:
         """Remove this worker from the list."""
         with self._lock:
             own_file, self._own_file = self._own_file, None
+            self.count = 0
             if own_file is not None:
                 with suppress(OSError):
                     self._files.unlink(own_file.name)
@@ -74,6 +79,7 @@ class MachineWorkers:
         """Drop the file of the parent, which stays locked for as long as the parent has it open."""
         fork_safety.reinit_lock(self._lock)
         own_file, self._own_file = self._own_file, None
+        self.count = 0
         if own_file is not None:
             self._files.close(own_file.fd)
 
