@@ -34,7 +34,8 @@ class FleetScenario:
 
     ``machines`` is how many workers run on each machine, in order; those of one machine count each other
     during an outage. Without it, workers have one file of the last worker count in common but cannot count
-    each other. They start within ``start_seconds``.
+    each other. They start within ``start_seconds``. ``fallback`` and ``closed_after`` are options of the
+    limit.
     """
 
     seed: int
@@ -62,6 +63,8 @@ class FleetScenario:
     lua: bool = False
     machines: tuple[int, ...] = ()
     start_seconds: float = 0.2
+    fallback: str = "share"
+    closed_after: float = 0.0
 
     def __post_init__(self) -> None:
         if self.machines and sum(self.machines) != self.workers:
@@ -77,7 +80,7 @@ class FleetScenario:
         return 0
 
     def machine_of_name(self, worker: str) -> int:
-        """Return the number of the machine of a process, by its name (``w3``, or ``w3.1`` after a restart)."""
+        """Return the number of the machine of a process by its name: ``w3``, or ``w3.1`` after a restart."""
         return self.machine_of(int(worker.removeprefix("w").partition(".")[0]))
 
     @property
@@ -103,7 +106,7 @@ class FleetScenario:
     def _options_text(self) -> str:
         """Return those options that few scenarios set, if they are set."""
         options: tuple[str, ...] = ("trickles", "lease", "threshold", "cooldown", "retry_base", "lua")
-        options += ("machines", "start_seconds")
+        options += ("machines", "start_seconds", "fallback", "closed_after")
         given = [(name, getattr(self, name)) for name in options]
         return "".join(f", {name} {value}" for name, value in given if value != getattr(FleetScenario, name))
 
