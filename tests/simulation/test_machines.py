@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from comporta.simulation import FleetScenario, parse_faults, simulate
+from comporta.simulation import FleetScenario, parse_faults, run_scenario, simulate
 from comporta.simulation.host import SimulatedMachine
 from comporta.simulation.simulated_runtime import SimulatedRuntime
 from comporta.simulation.virtual_time import Scheduler
@@ -114,6 +114,18 @@ def test_workers__that_start_in_an_outage__count_those_of_their_machine(
 ) -> None:
     scenario = replace(FOUR, machines=machines).with_faults(parse_faults(faults))
     assert divided_by(scenario) == counts
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ["crash", "hang", "black_hole", "full"])
+def test_workers__that_start_in_an_outage__rejoin_together(kind: str, is_async: bool) -> None:
+    """The first worker that reaches the server knows the others only by their locks, and waits for them."""
+    scenario = replace(FOUR, is_async=is_async).with_faults(parse_faults(f"{kind}@0+4"))
+    history, violations = run_scenario(scenario)
+    assert violations == []
+    recovered = [moment.at_ns for moment in history.moments("state_recovered")]
+    assert len(recovered) == 4
+    assert max(recovered) - min(recovered) < 60_000_000
 
 
 def test_runtime__of_a_machine__names_its_host() -> None:
