@@ -136,16 +136,23 @@ def test_closed_limit__grants_late__is_a_violation() -> None:
     found = violations(name, OUTAGE, *LOST, *calls(9, 4))
     assert found == ["w0 was granted a call at 4.000 s, in an outage since 2.000 s"] * 3
     assert violations(name, replace(OUTAGE, fallback="share"), *LOST, *calls(9, 4)) == []
+    leased = replace(OUTAGE, workload="lease", lease=1.5, closed_after=0.0)
+    assert violations(name, leased, *LOST, *calls(1, 3.4)) == []
+    assert len(violations(name, leased, *LOST, *calls(1, 3.6))) == 1
 
 
 def test_closed_limit__grants_little_before_it_closes__is_a_violation() -> None:
     name = "closed_limit_grants_its_share"
-    [violation] = violations(name, OUTAGE, *LOST, *calls(2, 2.5))
+    refused = calls(13, 2.5, "refused")
+    [violation] = violations(name, OUTAGE, *LOST, *refused, *calls(2, 2.5))
     assert violation == "2 granted before the limit closed, 3 are due: hang@2+4"
-    assert violations(name, OUTAGE, *LOST, *calls(3, 2.5)) == []
-    assert violations(name, OUTAGE, moment(1.9, "state_fallback")) == []
-    for other in ({"load": 1.0}, {"fallback": "share"}, {"strategy": "fixed_window"}, {"closed_after": 0.0}):
-        assert violations(name, replace(OUTAGE, **other), *LOST) == []
+    assert violations(name, OUTAGE, *LOST, *refused, *calls(3, 2.5)) == []
+    assert violations(name, OUTAGE, *LOST, *refused, *calls(1, 2.5)) == []
+    assert violations(name, OUTAGE, moment(1.9, "state_fallback"), *refused) == []
+    refused += calls(2, 2.5, "refused")
+    assert violations(name, OUTAGE, *LOST, *refused) != []
+    for other in ({"fallback": "share"}, {"strategy": "fixed_window"}, {"closed_after": 0.0}):
+        assert violations(name, replace(OUTAGE, **other), *LOST, *refused) == []
 
 
 def test_closed_limit__grants_nothing_after_the_return__is_a_violation() -> None:

@@ -277,6 +277,9 @@ def draw_duplicates(seed: int, random: Random) -> FleetScenario:
     )
 
 
+_STRATEGIES = (*("token_bucket",) * 3, "leaky_bucket", "fixed_window", "sliding_window")
+
+
 def draw_start_in_outage(seed: int, random: Random) -> FleetScenario:
     """Workers that start while the server is dead, and learn of each other only on their machine."""
     machines = random.choice(((2,), (3,), (5,), (8,), (2, 2), (3, 1), (4, 4)))
@@ -306,6 +309,7 @@ def draw_start_in_outage(seed: int, random: Random) -> FleetScenario:
         machines=machines,
         start_seconds=random.choice((0.05, 0.2, 2.0)),
         faults=tuple(faults),
+        strategy=random.choice(_STRATEGIES),
     )
 
 
@@ -335,6 +339,7 @@ def draw_closed(seed: int, random: Random) -> FleetScenario:
         fallback="closed",
         closed_after=random.choice((0.0, 0.5, 1.0, 2.0)),
         faults=(first, again) if random.random() < 0.5 else (first,),
+        strategy="token_bucket" if workload == "upstream" else random.choice(_STRATEGIES),
     )
 
 
