@@ -17,7 +17,7 @@ from tests.processes.fleet import (
     start_workers,
 )
 
-from comporta.stores.failover import machine_workers
+from comporta.stores.failover import lock_files
 from comporta.stores.failover.worker_count_file import address_digest, load_worker_count
 from comporta.stores.failover.worker_registry import DEAD_SECONDS, HEARTBEAT_SECONDS, ListWorkers
 from comporta.stores.redis.store import RedisStore
@@ -50,7 +50,7 @@ def alive(url: str) -> set[int]:
 
 def fallback_files(address: str) -> int:
     """Return how many workers of this machine are listed as in fallback."""
-    return len(list(Path(machine_workers._directory_path()).glob(f"{address_digest(address)}-*")))
+    return len(list(Path(lock_files._directory_path()).glob(f"{address_digest(address)}-*")))
 
 
 # workers that start in an outage ----------------------------------------------------------------------------

@@ -31,8 +31,10 @@ from comporta.simulation import draw_scenario, run_scenario
 from comporta.stores.failover import recovery
 from comporta.stores.failover.barrier import UNKNOWN_EPOCH, Barrier, RejoinRequest
 from comporta.stores.failover.local_share import LocalShare
+from comporta.stores.failover.machine_workers import MachineWorkers
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.failover.worker_count import WorkerCount
+from comporta.stores.records import NEVER_US
 from comporta.stores.redis.deadline import AdaptiveDeadline
 from comporta.stores.redis.pool import BlockingPool
 
@@ -194,6 +196,41 @@ def _waiters_are_not_woken() -> Iterator[None]:
         yield
 
 
+def _machine_is_counted_once() -> AbstractContextManager[Any]:
+    return patch.object(LocalShare, "divide_by", lambda self, worker_count: False)
+
+
+def _machine_is_unknown_at_the_barrier() -> AbstractContextManager[Any]:
+    original = MachineWorkers.join
+
+    def join(self: MachineWorkers) -> int:
+        workers, self.count = original(self), 0
+        return workers
+
+    return patch.object(MachineWorkers, "join", join)
+
+
+def _strict_limit_stays_open() -> AbstractContextManager[Any]:
+    original = OutageShare.__init__
+
+    def init(self: OutageShare, *arguments: Any) -> None:
+        original(self, *arguments)
+        self._closes_us = NEVER_US
+
+    return patch.object(OutageShare, "__init__", init)
+
+
+def _strict_limit_closes_at_once() -> AbstractContextManager[Any]:
+    original = OutageShare.__init__
+
+    def init(self: OutageShare, *arguments: Any) -> None:
+        original(self, *arguments)
+        if self._closes_us < NEVER_US:
+            self._closes_us = self._since_us
+
+    return patch.object(OutageShare, "__init__", init)
+
+
 BUGS: dict[str, tuple[int, Patch]] = {
     "reports are lost": (4, lambda: patch.object(LocalShare, "collect_reports", lambda self: [])),
     "reports are applied each time": (120, _reports_are_applied_each_time),
@@ -221,6 +258,10 @@ BUGS: dict[str, tuple[int, Patch]] = {
         502,
         lambda: patch.object(recovery, "_LOOK_OUT_NS", 0),
     ),
+    "the workers of a machine are counted once": (95, _machine_is_counted_once),
+    "the barrier does not expect the workers of a machine": (53, _machine_is_unknown_at_the_barrier),
+    "a strict limit never closes": (11, _strict_limit_stays_open),
+    "a strict limit closes at once": (109, _strict_limit_closes_at_once),
     "the store is probed too rarely": (
         1,
         lambda: patch.multiple(recovery, PROBE_SECONDS_MIN=20.0, PROBE_SECONDS_MAX=20.0),

@@ -23,6 +23,8 @@ from comporta.simulation.drawn_scenarios import (
     TARGETED_EVERY,
     TARGETED_OUTAGES,
     TARGETED_OUTAGES_EVERY,
+    TARGETED_SHARES,
+    TARGETED_SHARES_EVERY,
     draw_priorities,
     draw_reservations,
     draw_strategy,
@@ -34,17 +36,18 @@ from comporta.simulation.network import seconds_ns
 from comporta.simulation.scenario import draw_mixed_scenario
 
 
-def test_draw__seeds__three_in_fourteen_are_targeted_and_all_kinds_occur() -> None:
+def test_draw__seeds__four_in_fourteen_are_targeted_and_all_kinds_occur() -> None:
     drawn = [draw_scenario(seed) for seed in range(700)]
     targeted = [scenario for scenario in drawn if scenario != draw_mixed_scenario(scenario.seed)]
-    assert len(targeted) == len(drawn) // TARGETED_EVERY + len(drawn) // TARGETED_OUTAGES_EVERY
+    every = (TARGETED_EVERY, TARGETED_OUTAGES_EVERY, TARGETED_SHARES_EVERY)
+    assert len(targeted) == sum(len(drawn) // each for each in every)
     assert max(scenario.workers for scenario in targeted) == 50
     assert {"priority", "reserve"} <= {scenario.workload for scenario in targeted}
     strategies = {scenario.strategy for scenario in targeted}
     assert strategies == {"token_bucket", "leaky_bucket", "fixed_window", "sliding_window"}
 
 
-@pytest.mark.parametrize("draw", [*TARGETED, *TARGETED_OUTAGES])
+@pytest.mark.parametrize("draw", [*TARGETED, *TARGETED_OUTAGES, *TARGETED_SHARES])
 def test_targeted_scenario__a_few_seeds__keeps_every_invariant(draw: object) -> None:
     for seed in range(3):
         scenario = draw(seed, Random(seed))  # type: ignore[operator]

@@ -22,9 +22,11 @@ from comporta.errors import StateAuthError
 from comporta.limits.acquire import AcquireOperation, LimitDefinition
 from comporta.limits.config import LimitConfig
 from comporta.limits.operation import LimitDemand, LimitOperation
-from comporta.stores.failover import machine_workers
+from comporta.stores.failover import lock_files, machine_workers
+from comporta.stores.failover.lock_files import LOCK_FILES
 from comporta.stores.failover.machine_workers import MACHINE_WORKERS_MAX, MachineWorkers
 from comporta.stores.failover.store import FailoverStore
+from comporta.stores.failover.worker_registry import REJOIN_SECONDS
 from comporta.testing import ManualClock
 
 ADDRESS = "test://one"
@@ -35,7 +37,7 @@ FILL_SECONDS = 8_000
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use a directory of this test's own."""
-    monkeypatch.setattr(machine_workers, "machine_directory", lambda: str(tmp_path))
+    monkeypatch.setattr(lock_files, "machine_directory", lambda: str(tmp_path))
     return tmp_path / f"comporta-{os.geteuid()}-fallback"
 
 
@@ -118,7 +120,7 @@ def test_join__unusable_directory__counts_nothing(
     elif problem == "file":
         directory.touch()
     else:
-        monkeypatch.setattr(machine_workers, "machine_directory", lambda: "/nowhere/at/all")
+        monkeypatch.setattr(lock_files, "machine_directory", lambda: "/nowhere/at/all")
     worker = MachineWorkers(ADDRESS)
     assert worker.join() == 0
     worker.leave()
@@ -153,14 +155,15 @@ def test_join__others_take_the_new_file_for_a_dead_workers__makes_another(
     assert calls == 3, "two files were locked, and one looked at"
 
 
-def test_is_locked__worker_has_just_left__is_false(directory: Path) -> None:
+def test_is_locked__worker_has_just_left__is_false() -> None:
     worker = MachineWorkers(ADDRESS)
     worker.join()
-    descriptor = os.open(directory, os.O_RDONLY)
+    files = LOCK_FILES.get()
+    opened = files.open_directory()
     try:
-        assert not machine_workers._is_locked(descriptor, "gone")
+        assert not machine_workers._is_locked(files, opened, "gone")
     finally:
-        os.close(descriptor)
+        opened.close()
 
 
 # shares -----------------------------------------------------------------------------------------------------
@@ -264,6 +267,40 @@ def test_heartbeat__asked_to_stop_while_it_probes__does_not_list_the_worker_agai
     primary.probe = stop_while_probing  # type: ignore[method-assign]
     run_heartbeat(store)
     assert begin_outage(another_worker(primary)) == 1
+
+
+def rejoin_seconds(store: FailoverStore, clock: ManualClock) -> float:
+    """Let a worker rejoin, and return how long that takes."""
+    began_ns = clock.now_ns()
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    return (clock.now_ns() - began_ns) / 1e9
+
+
+def test_rejoin__another_worker_of_the_machine_is_unknown_to_the_registry__waits_for_it() -> None:
+    """Both started during the outage, so each is known to the other only by its lock."""
+    clock = ManualClock()
+    first, primary = manual_failover(clock)
+    second = another_worker(primary)
+    primary.error = STORE_DOWN
+    begin_outage(first)
+    begin_outage(second)
+    run_heartbeat(first)
+    run_heartbeat(second)
+    clock.advance(1)
+    primary.error = None
+    assert rejoin_seconds(first, clock) >= REJOIN_SECONDS
+    assert first.heartbeat.machine_workers.count == 0
+
+
+def test_rejoin__no_other_worker_is_known__does_not_wait() -> None:
+    clock = ManualClock()
+    only, primary = manual_failover(clock)
+    primary.error = STORE_DOWN
+    begin_outage(only)
+    run_heartbeat(only)
+    primary.error = None
+    assert rejoin_seconds(only, clock) == 0
 
 
 def test_limit_with_fallback_open__share_is_divided__still_grants() -> None:

@@ -10,8 +10,8 @@ history.
 - ``simulated_fleet``: ``simulate``; the parts of one simulation
 - ``program``: when the callers of a worker call; ``workload``, ``cache_workload``: what they call
 - ``run_history``: what happened
-- ``invariants``, ``policy_invariants``: what must hold in every history; ``limit_excess``: by how much grants
-  exceed a limit, and may
+- ``invariants``, ``policy_invariants``, ``share_invariants``: what must hold in every history;
+  ``limit_excess``: by how much grants exceed a limit, and may
 - ``runner``, ``shrinker``: many seeds, and the shortest fault script that still fails
 - ``virtual_time``, ``worker``, ``host``, ``simulated_runtime``, ``event_loop``: threads, processes and event
   loops on virtual time

@@ -1,4 +1,4 @@
-"""The scenario of a seed: mostly a mix of everything; three in fourteen aim at a single promise.
+"""The scenario of a seed: mostly a mix of everything; four in fourteen aim at a single promise.
 
 A mix rarely reaches the states in which some bugs show: a worker count that is read while the registry fills
 again, a bucket that is full while leases are held, failures that arrive after the circuit has closed. A
@@ -19,6 +19,8 @@ TARGETED_EVERY: Final = 7
 _TARGETED_REST = 5
 TARGETED_OUTAGES_EVERY: Final = 14
 _TARGETED_OUTAGES_REST = 7
+TARGETED_SHARES_EVERY: Final = 14
+_TARGETED_SHARES_REST = 11
 _AMPLE_LIMIT = FleetScenario(0, seconds=18.0, workload="upstream", rate=200.0, capacity=200, max_wait=0.5)
 """Calls of an upstream that the limit never delays."""
 
@@ -30,6 +32,8 @@ def draw_scenario(seed: int) -> FleetScenario:
         return random.choice(TARGETED)(seed, random)
     if seed % TARGETED_OUTAGES_EVERY == _TARGETED_OUTAGES_REST:
         return random.choice(TARGETED_OUTAGES)(seed, random)
+    if seed % TARGETED_SHARES_EVERY == _TARGETED_SHARES_REST:
+        return random.choice(TARGETED_SHARES)(seed, random)
     return draw_mixed_scenario(seed)
 
 
@@ -273,6 +277,72 @@ def draw_duplicates(seed: int, random: Random) -> FleetScenario:
     )
 
 
+_STRATEGIES = (*("token_bucket",) * 3, "leaky_bucket", "fixed_window", "sliding_window")
+
+
+def draw_start_in_outage(seed: int, random: Random) -> FleetScenario:
+    """Workers that start while the server is dead, and learn of each other only on their machine."""
+    machines = random.choice(((2,), (3,), (5,), (8,), (2, 2), (3, 1), (4, 4)))
+    workers, rate = sum(machines), random.choice((10.0, 20.0, 40.0))
+    workload = random.choice(("limit", "limit", "wait"))
+    kind = random.choice(("crash", "crash", "hang", "black_hole", "partition", "requests_lost", "full"))
+    first = Fault(kind, 0.0, round(random.uniform(2.5, 5), 2))
+    faults = [first]
+    if random.random() < 0.4:
+        at, seconds = round(random.uniform(0.3, 2), 2), round(random.uniform(0.1, 1), 2)
+        faults.append(
+            Fault(random.choice(("kill", "pause", "exit")), at, seconds, (random.randrange(workers),))
+        )
+    if random.random() < 0.3:
+        faults.append(Fault("hang", round(first.end + random.uniform(0.5, 3), 2), 1.0))
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=16.0,
+        workload=workload,
+        is_async=random.random() < 0.3,
+        load=round(random.choice((1.2, 2.0)) * rate, 3),
+        callers=2,
+        rate=rate,
+        capacity=round(rate * random.choice((0.1, 0.5, 1))),
+        max_wait=1.0 if workload == "wait" else 0.0,
+        machines=machines,
+        start_seconds=random.choice((0.05, 0.2, 2.0)),
+        faults=tuple(faults),
+        strategy=random.choice(_STRATEGIES),
+    )
+
+
+def draw_closed(seed: int, random: Random) -> FleetScenario:
+    """A limit that refuses everything some time after an outage has begun."""
+    workers = random.choice((2, 3, 5))
+    rate = random.choice((10.0, 20.0, 40.0))
+    workload = random.choice(("limit", "limit", "wait", "lease", "upstream"))
+    kinds = ("hang", "crash", "partition", "black_hole", "requests_lost", "replies_lost", "full")
+    starts_dead = random.random() < 0.3
+    first_at = 0.0 if starts_dead else round(random.uniform(2, 3), 2)
+    first = Fault(random.choice(kinds), first_at, round(random.uniform(1, 4), 2))
+    again = Fault(random.choice(kinds), round(first.end + random.uniform(0.3, 2), 2), 1.0)
+    return FleetScenario(
+        seed,
+        workers=workers,
+        seconds=17.0,
+        workload=workload,
+        is_async=random.random() < 0.3,
+        load=round(random.choice((2.0, 4.0)) * rate / workers, 3),
+        callers=2,
+        rate=rate,
+        capacity=round(rate * random.choice((0.5, 1))),
+        max_wait=1.0 if workload in {"wait", "upstream"} else 0.0,
+        drift_ppm=random.choice((0, 500)),
+        machines=(workers,) if starts_dead else (),
+        fallback="closed",
+        closed_after=random.choice((0.0, 0.5, 1.0, 2.0)),
+        faults=(first, again) if random.random() < 0.5 else (first,),
+        strategy="token_bucket" if workload == "upstream" else random.choice(_STRATEGIES),
+    )
+
+
 def _with_any_faults(scenario: FleetScenario, random: Random) -> FleetScenario:
     for_all = random.random() < 0.5
     return scenario.with_faults(draw_faults(random, scenario, random.uniform(2.0, 3.5), for_all=for_all))
@@ -299,3 +369,9 @@ TARGETED_OUTAGES: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
     draw_duplicates,
 )
 """What scenarios that aim at one policy during outages are drawn by; the seed chooses one."""
+
+TARGETED_SHARES: Final[tuple[Callable[[int, Random], FleetScenario], ...]] = (
+    draw_start_in_outage,
+    draw_closed,
+)
+"""What scenarios that aim at the local shares are drawn by; the seed chooses one."""

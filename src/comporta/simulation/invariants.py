@@ -30,6 +30,7 @@ from comporta.simulation.run_history import (
     Request,
 )
 from comporta.simulation.scenario import FleetScenario
+from comporta.simulation.share_invariants import SHARE_INVARIANTS
 from comporta.simulation.upstream import LATENCY_SECONDS
 from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import STOP_BEFORE_END_SECONDS
@@ -372,6 +373,7 @@ INVARIANTS: Final[dict[str, Invariant]] = {
         pauses_hold,
         retries_stay_in_budget,
         *POLICY_INVARIANTS,
+        *SHARE_INVARIANTS,
     )
 }
 """All invariants by name."""

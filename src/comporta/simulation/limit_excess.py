@@ -6,13 +6,16 @@ in that row is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from comporta.simulation.faults import Fault
 from comporta.simulation.network import seconds_ns
 from comporta.simulation.run_history import GRANTED, Call, FleetHistory, Request
+from comporta.simulation.scenario import FleetScenario
 from comporta.simulation.virtual_time import NANOSECONDS
 from comporta.simulation.workload import RESERVED_UNITS
+from comporta.stores.redis.store import CONNECT_TIMEOUT_SECONDS
 
 REJOIN_SECONDS_MAX: Final = 2.0
 """Workers rejoin within this time after the store is reachable again, even if they noticed its loss late."""
@@ -22,13 +25,23 @@ NETWORK_FAULTS: Final = frozenset(
     {"slow", "loss", "partition", "black_hole", "requests_lost", "replies_lost", "half_open"}
 )
 WORKER_FAULTS: Final = frozenset({"pause", "kill", "exit"})
+REFUSING_FAULTS: Final = frozenset({"crash", "full", "read_only"})
+"""Faults in which a worker that calls the server gets an answer at once: a refusal."""
+
+COUNTED_SECONDS: Final = 1.0
+"""Workers of one machine count each other within this time after a probe, which may take a while to fail."""
 
 
 def largest_excess(history: FleetHistory) -> tuple[float, int]:
     """Return by how much grants exceeded the limit in the worst interval, and where that ended."""
+    return largest_excess_of(history, grants(history))
+
+
+def largest_excess_of(history: FleetHistory, some: Sequence[tuple[int, int]]) -> tuple[float, int]:
+    """Return the same for some of the grants, which are in order."""
     scenario = history.scenario
     level, last_ns, worst, worst_ns = 0.0, 0, 0.0, 0
-    for at_ns, cost in grants(history):
+    for at_ns, cost in some:
         level = max(0.0, level - scenario.rate * (at_ns - last_ns) / NANOSECONDS) + cost
         last_ns = at_ns
         if level - scenario.burst > worst:
@@ -62,7 +75,51 @@ def excess_allowed(history: FleetHistory) -> float:
             until_ns = seconds_ns(fault.end + REJOIN_SECONDS_MAX)
             local = _local_grants(history, seconds_ns(fault.at), until_ns)
             allowed += min(local, scenario.rate * (fault.seconds + REJOIN_SECONDS_MAX) + scenario.capacity)
-    return allowed
+    return allowed + _excess_of_machines(history)
+
+
+def _excess_of_machines(history: FleetHistory) -> float:
+    """Return the excess of workers that start against a dead server: each machine knows only its own."""
+    scenario, fault = history.scenario, outage_at_start(history.scenario)
+    if fault is None or not scenario.machines:
+        return 0.0
+    machines = range(len(scenario.machines))
+    another = scenario.capacity + scenario.rate * (fault.seconds + REJOIN_SECONDS_MAX)
+    return sum(starting_excess(history, machine) for machine in machines) + (len(machines) - 1) * another
+
+
+def starting_excess(history: FleetHistory, machine: int) -> float:
+    """Return what the workers of a machine may grant beyond the limit until they have counted each other.
+
+    A worker that begins its outage divides by those that have begun theirs, and they learn of it with their
+    next probe. A stopped worker counts when it continues.
+    """
+    scenario, fault = history.scenario, outage_at_start(history.scenario)
+    if fault is None:
+        return 0.0
+    seconds = counting_seconds(fault) + sum(each.seconds for each in scenario.faults if each.kind == "pause")
+    shares, in_fallback, known = 0.0, set[str](), set[str]()
+    for moment in history.moments("state_fallback", "state_recovered", "worker_killed", "worker_exited"):
+        if not moment.worker or scenario.machine_of_name(moment.worker) != machine:
+            continue
+        if moment.kind != "state_fallback":
+            in_fallback.discard(moment.worker)
+        elif moment.worker not in known:
+            shares += 1 / (len(in_fallback) + 1) if in_fallback else 0
+            in_fallback.add(moment.worker)
+        known.add(moment.worker)
+    return shares * scenario.rate * seconds
+
+
+def counting_seconds(fault: Fault) -> float:
+    """Return after how long the workers of one machine have counted each other."""
+    return COUNTED_SECONDS + (0 if fault.kind in REFUSING_FAULTS else CONNECT_TIMEOUT_SECONDS)
+
+
+def outage_at_start(scenario: FleetScenario) -> Fault | None:
+    """Return the outage that has begun before any worker starts, if there is one."""
+    at_start = [each for each in scenario.faults if not each.at and not each.workers and _is_outage(each)]
+    return max(at_start, key=lambda fault: fault.end, default=None)
 
 
 def _is_outage(fault: Fault) -> bool:

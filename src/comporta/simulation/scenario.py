@@ -31,6 +31,11 @@ class FleetScenario:
     call at a fortieth of the load instead of pausing. ``lease``, ``threshold``, ``cooldown`` and
     ``retry_base`` are options of the limit, the breaker and the retry. With ``lua`` the server runs the Lua
     scripts instead of the Python steps, which takes longer and gives the same history.
+
+    ``machines`` is how many workers run on each machine, in order; those of one machine count each other
+    during an outage. Without it, workers have one file of the last worker count in common but cannot count
+    each other. They start within ``start_seconds``. ``fallback`` and ``closed_after`` are options of the
+    limit.
     """
 
     seed: int
@@ -56,6 +61,27 @@ class FleetScenario:
     retry_base: float = 2.0
     faults: tuple[Fault, ...] = ()
     lua: bool = False
+    machines: tuple[int, ...] = ()
+    start_seconds: float = 0.2
+    fallback: str = "share"
+    closed_after: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.machines and sum(self.machines) != self.workers:
+            raise ValueError(f"machines must have {self.workers} workers in all, got {self.machines}")
+
+    def machine_of(self, index: int) -> int:
+        """Return the number of the machine on which a worker runs."""
+        first = 0
+        for machine, workers in enumerate(self.machines):
+            first += workers
+            if index < first:
+                return machine
+        return 0
+
+    def machine_of_name(self, worker: str) -> int:
+        """Return the number of the machine of a process by its name: ``w3``, or ``w3.1`` after a restart."""
+        return self.machine_of(int(worker.removeprefix("w").partition(".")[0]))
 
     @property
     def burst(self) -> int:
@@ -79,7 +105,8 @@ class FleetScenario:
 
     def _options_text(self) -> str:
         """Return those options that few scenarios set, if they are set."""
-        options = ("trickles", "lease", "threshold", "cooldown", "retry_base", "lua")
+        options: tuple[str, ...] = ("trickles", "lease", "threshold", "cooldown", "retry_base", "lua")
+        options += ("machines", "start_seconds", "fallback", "closed_after")
         given = [(name, getattr(self, name)) for name in options]
         return "".join(f", {name} {value}" for name, value in given if value != getattr(FleetScenario, name))
 

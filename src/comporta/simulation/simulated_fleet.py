@@ -25,7 +25,7 @@ from comporta.runtime import install, run_exit_functions
 from comporta.simulation.connection import Endpoints
 from comporta.simulation.fault_actions import FAULT_ACTIONS, Action
 from comporta.simulation.faults import Fault
-from comporta.simulation.host import SimulatedCountFiles, UnlistedWorkers
+from comporta.simulation.host import SimulatedMachine, UnavailableLockFiles
 from comporta.simulation.lua_engine import LuaEngine
 from comporta.simulation.network import Network, seconds_ns
 from comporta.simulation.program import Program
@@ -39,11 +39,10 @@ from comporta.simulation.virtual_time import Scheduler, SimulatedThread
 from comporta.simulation.worker import SimulatedWorker
 from comporta.simulation.workload import NAME
 from comporta.stores.base import Operation
-from comporta.stores.failover.machine_workers import MACHINE_WORKERS
+from comporta.stores.failover.lock_files import LOCK_FILES
 from comporta.stores.failover.worker_count_file import WORKER_COUNT_FILES, WORKERS_VARIABLE
 
 _COUNT_VARIABLES = (WORKERS_VARIABLE, "WEB_CONCURRENCY")
-_START_SPREAD_NS = 200_000_000
 _CIRCUIT_MOMENTS = {CHANGE_OPENED: "circuit_opened", CHANGE_CLOSED: "circuit_closed"}
 
 
@@ -83,16 +82,17 @@ class SimulatedFleet:
         self.workers: list[SimulatedWorker] = []
         self.programs: dict[SimulatedWorker, Program] = {}
         self.files = ExitStack()
-        self._count_files = SimulatedCountFiles()
+        self._machines = [SimulatedMachine() for _ in scenario.machines or (scenario.workers,)]
         self._random = Random(f"{scenario.seed}:fleet")
         self.scheduler.on_thread_error = self._record_thread_error
 
     def run(self) -> FleetHistory:
         """Start everything, run to the end of the scenario, and end all workers."""
         scheduler, scenario = self.scheduler, self.scenario
+        start_spread_ns = seconds_ns(scenario.start_seconds)
         for index in range(scenario.workers):
             self.workers.append(self._new_worker(index, 0))
-            scheduler.call_at(self._random.randrange(_START_SPREAD_NS), self._start_worker, index)
+            scheduler.call_at(self._random.randrange(start_spread_ns), self._start_worker, index)
         if any(fault.value == "old" for fault in scenario.faults):
             self.server.keep_snapshots()
         for fault in scenario.faults:
@@ -147,8 +147,14 @@ class SimulatedFleet:
         drift_max = self.scenario.drift_ppm
         drift = self._random.randint(-drift_max, drift_max) if drift_max else 0
         worker = SimulatedWorker(self.scheduler, index, incarnation, seed=self.scenario.seed, drift_ppm=drift)
-        worker.process_objects[WORKER_COUNT_FILES] = self._count_files
-        worker.process_objects[MACHINE_WORKERS] = UnlistedWorkers
+        number = self.scenario.machine_of(index)
+        machine = self._machines[number]
+        worker.process_objects[WORKER_COUNT_FILES] = machine.count_files
+        if self.scenario.machines:
+            worker.host = f"machine{number}"
+            worker.process_objects[LOCK_FILES] = machine.lock_files(worker)
+        else:
+            worker.process_objects[LOCK_FILES] = UnavailableLockFiles()
         return worker
 
     def _start_worker(self, index: int) -> None:

@@ -123,6 +123,8 @@ class LimitCalls(Calls):
             window=scenario.capacity / scenario.rate,
             strategy=scenario.strategy,
             lease=scenario.lease if scenario.workload == "lease" else False,
+            fallback=scenario.fallback,
+            closed_after=scenario.closed_after,
         )
         self.limiter = BaseLimiter(config, program.store, NAME)
 
@@ -183,7 +185,12 @@ class UpstreamCalls(Calls):
         scenario = self.scenario
         self._upstream = Upstream(
             NAME,
-            LimitConfig(scenario.rate, scenario.capacity),
+            LimitConfig(
+                scenario.rate,
+                scenario.capacity,
+                fallback=scenario.fallback,
+                closed_after=scenario.closed_after,
+            ),
             max_wait=scenario.max_wait,
             breaker=BreakerConfig(scenario.threshold, scenario.cooldown, probe_seconds=3.0),
             retry=Retry(base=scenario.retry_base),

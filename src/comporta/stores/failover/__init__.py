@@ -14,5 +14,6 @@
 - ``worker_registry``: the operations on the list of live workers.
 - ``worker_count``, ``worker_count_file``: how many workers there are, and the count that is kept for a
   restart.
-- ``machine_workers``: how many workers of this machine are in fallback.
+- ``machine_workers``: how many workers of this machine are in fallback; ``lock_files``: the files by which it
+  counts them.
 """

@@ -30,7 +30,7 @@ from comporta.stores.failover.control import ENGINE_ERRORS, FailoverControl
 from comporta.stores.failover.heartbeat_run import HeartbeatRun
 from comporta.stores.failover.local_share import LocalShare
 from comporta.stores.failover.log_reads import LogReads
-from comporta.stores.failover.machine_workers import MACHINE_WORKERS
+from comporta.stores.failover.machine_workers import MachineWorkers
 from comporta.stores.failover.read_changes import ReadChanges
 from comporta.stores.failover.recovery import Recovery
 from comporta.stores.failover.registration import Registration, leave_registry
@@ -67,8 +67,8 @@ class Heartbeat:
         self.poll_seconds = POLL_SECONDS
         self._subscribers: WeakRegistry[HeartbeatSubscriber] = WeakRegistry()
         self.registration = Registration(store.address, store.clock)
-        self.recovery = Recovery(self.registration, self._subscribers.live, store.clock)
-        self.machine_workers = MACHINE_WORKERS.get()(store.address)
+        self.machine_workers = MachineWorkers(store.address)
+        self.recovery = Recovery(self.registration, self.machine_workers, self._subscribers.live, store.clock)
         self._clock = store.clock
         self._store_ref = ref(store)
         self._follower = ChangeFollower()

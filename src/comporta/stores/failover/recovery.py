@@ -38,6 +38,7 @@ from comporta.stores.failover.barrier import LEAD_US, UNKNOWN_EPOCH, RejoinMomen
 from comporta.stores.failover.control import ENGINE_ERRORS, FailoverControl
 from comporta.stores.failover.heartbeat_run import HeartbeatRun
 from comporta.stores.failover.local_share import LocalShare
+from comporta.stores.failover.machine_workers import MachineWorkers
 from comporta.stores.failover.registration import Registration
 from comporta.stores.failover.reports import ReportQueue
 from comporta.stores.failover.worker_registry import (
@@ -87,10 +88,12 @@ class Recovery:
     def __init__(
         self,
         registration: Registration,
+        machine_workers: MachineWorkers,
         subscribers: Callable[[], Sequence[HeartbeatSubscriber]],
         clock: Clock,
     ) -> None:
         self._registration = registration
+        self._machine_workers = machine_workers
         self._subscribers = subscribers
         self._clock = clock
         self._reports = ReportQueue()
@@ -238,7 +241,9 @@ class Recovery:
         self, store: FailoverControl, worker: Worker, waiting_epoch: int, barrier_us: int
     ) -> RejoinMoment | None:
         """Join the barrier; ``None`` if its key cannot be used."""
-        workers, epochs = self._registration.worker_count.observed, (self._used_epoch, waiting_epoch)
+        # workers of this machine that the registry does not know yet will come, too
+        workers = max(self._registration.worker_count.observed, self._machine_workers.count)
+        epochs = self._used_epoch, waiting_epoch
         request = RejoinRequest(worker.member, self._lost_epoch, workers, barrier_us, *epochs)
         return self._registration.apply(store, ScheduleRejoin(worker, request))
 
