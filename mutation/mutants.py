@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType, FunctionType
 
 from mutation.targets import SOURCE
+
+_COMMENT = re.compile(r"  # .*$")
 
 CodeKey = tuple[str, int]
 """The qualified name of a function, and its first line."""
@@ -33,9 +36,11 @@ class Mutant:
 
     @cached_property
     def removed_and_added(self) -> tuple[str, str]:
-        """Return the lines that the mutant removes and those that it adds, without indentation."""
+        """Return the lines that the mutant removes and those that it adds, without indentation and comments."""
         lines = list(difflib.unified_diff(self.original.splitlines(), self.mutated.splitlines(), n=0))[2:]
-        removed, added = ([line[1:].strip() for line in lines if line[0] == sign] for sign in "-+")
+        removed, added = (
+            [_COMMENT.sub("", line[1:]).strip() for line in lines if line[0] == sign] for sign in "-+"
+        )
         return "\n".join(removed), "\n".join(added)
 
     @property

@@ -78,6 +78,12 @@ def test_mutant__in_a_live_class__replaces_the_code_of_its_function() -> None:
     assert (live().two, live.f()) == (0, 2)  # type: ignore[attr-defined]
 
 
+def test_removed_and_added__line_with_a_comment__is_without_it() -> None:
+    original = "if a > 1:  # nearly always\n"
+    mutant = Mutant("x.py", MUTANT.place, original, original.replace(">", ">="))
+    assert mutant.removed_and_added == ("if a > 1:", "if a >= 1:")
+
+
 def test_functions_of__class_with_decorators__are_known_by_name_and_first_line() -> None:
     assert list(functions_of(compile(SOURCE, "sample", "exec"))) == [("A.two", 2), ("A.f", 6)]
 
