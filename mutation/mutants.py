@@ -36,7 +36,7 @@ class Mutant:
 
     @cached_property
     def removed_and_added(self) -> tuple[str, str]:
-        """Return the lines that the mutant removes and those that it adds, without indentation and comments."""
+        """Return the lines that the mutant removes and those that it adds, without indent and comments."""
         lines = list(difflib.unified_diff(self.original.splitlines(), self.mutated.splitlines(), n=0))[2:]
         removed, added = (
             [_COMMENT.sub("", line[1:]).strip() for line in lines if line[0] == sign] for sign in "-+"
