@@ -55,6 +55,10 @@ FOUND = {
         61404,
         "upstream_refuses@2.81+1.52:0.5; crash@4.25+0.06:old",
     ),
+    "a paused worker's call of an upstream, which is made again after its time-out": (
+        7590,
+        "pause@3.15+3.32:w2",
+    ),
     "a window that is used up for longer than callers are observed": (5255, "black_hole@3.17+2.62"),
 }
 """Scenarios that once broke an invariant: a seed, and its shrunk faults."""
