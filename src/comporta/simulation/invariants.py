@@ -73,8 +73,8 @@ def limit_is_kept(history: FleetHistory) -> list[str]:
 def waiters_end_in_time(history: FleetHistory) -> list[str]:
     """Every call ends within its time-out, one deadline and the pauses of its worker.
 
-    A call of an upstream also takes as long as the request. Its retries take longer: if the upstream fails, or
-    if a pause of the worker uses up the time-out of an attempt.
+    A call of an upstream also takes as long as the request. Its retries take longer: if the upstream fails,
+    or if a pause of the worker uses up the time-out of an attempt.
     """
     paused, scenario = history.intervals("worker_paused", "worker_resumed"), history.scenario
     is_upstream = scenario.workload == "upstream"

@@ -18,6 +18,9 @@ def lua(*paths: str) -> str:
 
 
 def script_error(error: bytes | str, key: str) -> StateError:
-    """Return the error for a key that a script could not use, given the text that it returned."""
-    text = error.decode("utf-8", "replace") if isinstance(error, bytes) else error
+    """Return the error for a key that a script could not use, given the text that it returned.
+
+    Anything but a text raises ``AttributeError``: the reply is malformed, and its connection is closed.
+    """
+    text = error if isinstance(error, str) else error.decode("utf-8", "replace")
     return translate_error(RuntimeError(text), repr(key), repr(key))
