@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateFullError
-from comporta.stores.base import Fallback, Store
+from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Fallback
 from comporta.stores.records import WriteRecord
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.shared.store import SharedStore

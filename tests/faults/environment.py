@@ -17,7 +17,7 @@ from tests.support import assert_within
 
 from comporta import BaseLimiter, Decision, LimitConfig
 from comporta.events import Event, latest_events
-from comporta.stores.base import Fallback
+from comporta.stores.outage_info import Fallback
 from comporta.stores.redis.connection import display_address
 from comporta.stores.registry import close_stores
 from comporta.testing import FaultProxy, Server

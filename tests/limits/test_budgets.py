@@ -16,7 +16,7 @@ from comporta.limits.budgets import settlements
 from comporta.limits.budgets.reservation import Reservation
 from comporta.limits.leases.scheduler import SCHEDULER
 from comporta.limits.strategies.outage_share import ConstantStrategy, OutageShare
-from comporta.stores.base import Outage
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock, Server
 
 BUCKETS = (LimitStrategy.TOKEN_BUCKET, LimitStrategy.LEAKY_BUCKET)

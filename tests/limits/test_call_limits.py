@@ -24,8 +24,9 @@ from comporta.limits.leases.scheduler import SCHEDULER, LeaseScheduler
 from comporta.limits.operation import LimitDemand
 from comporta.limits.scripts import call_script
 from comporta.runtime import RUNTIME
-from comporta.stores.base import Operation, Outage, Store
+from comporta.stores.base import Operation, Store
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.stores.redis.cluster_slots import operation_slot
 from comporta.testing import ManualClock, Server
 

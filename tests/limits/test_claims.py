@@ -20,8 +20,8 @@ from comporta.limits.claims import (
 from comporta.limits.operation import LimitDemand
 from comporta.limits.priority import Headroom
 from comporta.limits.scripts import claim_script
-from comporta.stores.base import Outage
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock, Server
 
 SECOND_US = 1_000_000

@@ -42,9 +42,10 @@ from comporta.limits.concurrency.operation import (
     ReleasePermits,
 )
 from comporta.limits.concurrency.permits import PermitHolder, PermitPool, new_permit
-from comporta.stores.base import GONE, Operation, Outage, Store
+from comporta.stores.base import GONE, Operation, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.stores.redis.store import RedisStore
 from comporta.stores.registry import close_stores
 from comporta.testing import ManualClock, Server

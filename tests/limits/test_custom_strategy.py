@@ -29,8 +29,8 @@ from comporta.limits.strategies.fixed_window import FixedWindowStrategy
 from comporta.limits.strategies.outage_share import fallback_strategy
 from comporta.limits.strategies.registry import register_strategy, strategy_names, strategy_type
 from comporta.settings import LimitSettings
-from comporta.stores.base import Outage
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.stores.records import DeleteRecord
 from comporta.testing import ManualClock, Server
 

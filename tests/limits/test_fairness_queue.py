@@ -36,8 +36,9 @@ from comporta.limits.concurrency.permits import (
     PermitPool,
     new_permit,
 )
-from comporta.stores.base import Outage, Store
+from comporta.stores.base import Store
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.stores.redis.cluster_slots import operation_slot
 from comporta.testing import ManualClock, Server
 

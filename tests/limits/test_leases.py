@@ -36,9 +36,10 @@ from comporta.limits.leases.client import KeyLease, LeaseClient, leased_units
 from comporta.limits.leases.operation import Lease, LeaseOperation
 from comporta.limits.strategies.base import EndedLease
 from comporta.limits.strategies.token_bucket import LeasedTokenBucketStrategy, TokenBucketStrategy
-from comporta.stores.base import Operation, Outage, Store
+from comporta.stores.base import Operation, Store
 from comporta.stores.bound_limit import WouldBlock
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock, Server
 
 MakeStore = Callable[[ManualClock], AbstractContextManager[Store]]

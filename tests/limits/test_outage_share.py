@@ -26,9 +26,10 @@ from comporta.limits.strategies.outage_share import (
 )
 from comporta.limits.strategies.recent_traffic import NO_PAST
 from comporta.limits.strategies.token_bucket import TokenBucketStrategy
-from comporta.stores.base import Outage, Store
+from comporta.stores.base import Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.stores.records import NEVER_US
 from comporta.testing import ManualClock, Server
 

@@ -22,8 +22,8 @@ from comporta.limits.priority import (
     resolve_caller,
 )
 from comporta.limits.strategies.token_bucket import TokenBucketStrategy
-from comporta.stores.base import Outage
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock
 
 INTERACTIVE, NORMAL, BATCH = range(len(PRIORITIES))

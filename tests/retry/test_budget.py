@@ -19,9 +19,10 @@ from comporta.flow import run
 from comporta.metrics import InMemoryMetrics, use_metrics
 from comporta.retry import Budget, RetryBudget
 from comporta.retry.budget import BUDGET, CALLS_MAX, SPACE, UNNAMED, BudgetOperation, BudgetUsage
-from comporta.stores.base import Outage, State, Store
+from comporta.stores.base import State, Store
 from comporta.stores.failover.store import FailoverStore
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock, Server
 
 

@@ -10,7 +10,6 @@ import pytest
 from tests.support import StoreOpener, command, fill_with_records, redis_store, shared_store
 
 from comporta.errors import StateFullError, StateTypeError
-from comporta.stores.base import Outage
 from comporta.stores.history import (
     CHUNKS,
     COLUMNS,
@@ -24,6 +23,7 @@ from comporta.stores.history import (
     is_series_name,
 )
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 from comporta.stores.redis.cluster_slots import operation_slot
 from comporta.stores.redis.store import RedisStore
 from comporta.testing import ManualClock, Server

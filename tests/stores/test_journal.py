@@ -9,8 +9,8 @@ import pytest
 from tests.support import StoreOpener, command, memory_store, redis_store
 
 from comporta.errors import StateTypeError
-from comporta.stores.base import Outage
 from comporta.stores.journal import ENTRIES_MAX, ENTRY_BYTES_MAX, AppendToJournal, ReadJournal
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock, Server
 
 

@@ -7,8 +7,9 @@ from struct import Struct
 from typing import Any
 
 from comporta.errors import StateUnavailableError
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, StateType
+from comporta.stores.base import Operation, Script, State, StateKey, StateType
 from comporta.stores.failover.local_share import LocalShare
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock
 
 

@@ -6,7 +6,6 @@ import pytest
 from tests.support import StoreOpener, command, memory_store, redis_store
 
 from comporta.errors import StateTypeError
-from comporta.stores.base import Outage
 from comporta.stores.failover.worker_registry import (
     REGISTRY_KEY,
     WORKERS_MAX,
@@ -15,6 +14,7 @@ from comporta.stores.failover.worker_registry import (
     RemoveWorker,
     Worker,
 )
+from comporta.stores.outage_info import Outage
 from comporta.testing import ManualClock, Server
 
 

@@ -13,7 +13,7 @@ from comporta.breaker.codec import OWNER_BYTES_MAX
 from comporta.breaker.state import FORCED_CLOSED, FORCED_OPEN, WHY_BYTES_MAX
 from comporta.errors import CircuitOpenError
 from comporta.runtime import RUNTIME
-from comporta.stores.base import Fallback
+from comporta.stores.outage_info import Fallback
 
 PHASES = ("closed", "open", "half_open", "ramp")
 """The names of the phases; the index is the number that ``state`` uses."""

@@ -19,7 +19,8 @@ from comporta.names import validate_name
 from comporta.outcome import CountingRules
 from comporta.refusals import RAISE, refusal_handler
 from comporta.signatures import ASYNC_GENERATOR, COROUTINE, GENERATOR, PLAIN, callable_kind
-from comporta.stores.base import Fallback, Store
+from comporta.stores.base import Store
+from comporta.stores.outage_info import Fallback
 from comporta.stores.registry import default_url, resolve_store
 from comporta.validators import ErrorFilter
 

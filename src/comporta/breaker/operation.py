@@ -33,8 +33,9 @@ from comporta.breaker.state import (
 from comporta.breaker.state_machine import step
 from comporta.breaker.store_clock import SameClock, StoreClock
 from comporta.errors import StateTypeError
-from comporta.stores.base import GONE, Codec, Operation, Outage, Script, State, StateKey, StateType, key_text
+from comporta.stores.base import GONE, Codec, Operation, Script, State, StateKey, StateType, key_text
 from comporta.stores.lua import lua, script_error
+from comporta.stores.outage_info import Outage
 from comporta.stores.records import RECORD
 
 SPACE = "circuit_breaker"

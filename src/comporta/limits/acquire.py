@@ -18,7 +18,8 @@ from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import LIMIT_SPACE, acquire_script
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.outage_share import fallback_strategy
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.base import Operation, Script, State, StateKey, key_text
+from comporta.stores.outage_info import Outage
 
 _ATTEMPT = ClaimAttempt(0, NORMAL)
 

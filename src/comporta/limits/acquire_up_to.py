@@ -13,7 +13,8 @@ from comporta.limits.one_limit import OneLimitOperation
 from comporta.limits.operation import LimitOperation, on_local_share
 from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import acquire_up_to_script
-from comporta.stores.base import Outage, Script, State
+from comporta.stores.base import Script, State
+from comporta.stores.outage_info import Outage
 
 
 class AcquireUpTo(OneLimitOperation[int]):

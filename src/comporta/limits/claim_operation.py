@@ -22,7 +22,8 @@ from comporta.limits.claims import (
 )
 from comporta.limits.operation import LimitDemand, LimitOperation, on_local_share
 from comporta.limits.reply import unusable_key_error
-from comporta.stores.base import Operation, Outage, Script, State, StateKey
+from comporta.stores.base import Operation, Script, State, StateKey
+from comporta.stores.outage_info import Outage
 
 
 class ClaimOperation(Operation[int]):

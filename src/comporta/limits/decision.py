@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from comporta.clock import to_seconds
 from comporta.limits.reply import LimitReply
-from comporta.stores.base import Fallback
+from comporta.stores.outage_info import Fallback
 
 
 class Decision(NamedTuple):

@@ -34,10 +34,11 @@ from comporta.limits.strategies.registry import strategy_type
 from comporta.limits.sync_limiter import SyncLimiter
 from comporta.names import validate_name
 from comporta.runtime import PerProcess
-from comporta.stores.base import Fallback, StateKey, Store
+from comporta.stores.base import StateKey, Store
 from comporta.stores.bound_limit import Binding, BoundLimit, WouldBlock
 from comporta.stores.live_objects import LiveObjects, require_picklable, store_at
 from comporta.stores.name_claims import NameClaims
+from comporta.stores.outage_info import Fallback
 from comporta.stores.records import RECORD
 from comporta.stores.registry import default_url, resolve_store
 

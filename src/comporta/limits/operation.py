@@ -27,7 +27,8 @@ from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_rep
 from comporta.limits.scripts import CLAIM_SPACE, LIMIT_SPACE, OVERRIDE_SPACE, group_script, limit_script
 from comporta.limits.strategies.base import Strategy
 from comporta.limits.strategies.outage_share import fallback_strategy
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.base import Operation, Script, State, StateKey, key_text
+from comporta.stores.outage_info import Outage
 
 
 class LimitDemand(NamedTuple):

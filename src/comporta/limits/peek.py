@@ -12,7 +12,8 @@ from comporta.limits.one_limit import OneLimitOperation
 from comporta.limits.operation import on_local_share
 from comporta.limits.reply import REPLY_SIZE, LimitReply, build_reply, parse_reply
 from comporta.limits.scripts import peek_script
-from comporta.stores.base import Outage, Script, State
+from comporta.stores.base import Script, State
+from comporta.stores.outage_info import Outage
 
 
 class PeekOperation(OneLimitOperation[LimitReply]):

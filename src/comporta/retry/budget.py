@@ -24,11 +24,12 @@ from comporta.clock import MONOTONIC, to_us
 from comporta.errors import StateError
 from comporta.flow import Flow
 from comporta.names import validate_name
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, StateType, Store
+from comporta.stores.base import Operation, Script, State, StateKey, StateType, Store
 from comporta.stores.effects import Apply
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
 from comporta.stores.lua import lua, script_error
 from comporta.stores.name_claims import NameClaims
+from comporta.stores.outage_info import Outage
 from comporta.validators import require_integer, require_number
 
 SPACE = "retry_budget"

@@ -20,8 +20,8 @@ from comporta.errors import DatabaseError, StateError
 from comporta.fleet.reader import UNREACHABLE
 from comporta.fleet.summary import status_reasons, upstream_summary
 from comporta.service.sources.last_answers import LastAnswers, read_answers
-from comporta.stores.base import Fallback
 from comporta.stores.failover.worker_registry import ListWorkers
+from comporta.stores.outage_info import Fallback
 
 if TYPE_CHECKING:
     from comporta.limits.decision import Stats

@@ -4,6 +4,7 @@ A store applies an operation to the states of some keys, atomically. It does not
 means. This package exports what you need to write an engine: see ``docs/guides/write-a-state-engine.md``.
 
 - ``base``: the contract: ``Store``, ``Operation`` and their parts. ``bound_limit``: limits tied to a store.
+  ``outage_info``: what is known about an outage.
 - ``heartbeat_subscriber``: implemented by users of a store's heartbeat. ``in_process_states``: states that
   callers in the same process may read and replace.
 - ``registry``: opens the store of a URL, with failover where it is shared.

@@ -15,6 +15,7 @@ from weakref import ref
 
 from comporta.clock import MONOTONIC, Clock
 from comporta.errors import StateFullError, StatePermissionError, StateTypeError
+from comporta.stores.outage_info import Fallback, Outage
 
 if TYPE_CHECKING:
     from comporta.stores.bound_limit import Binding, LocalBoundLimit
@@ -151,33 +152,6 @@ class Script(NamedTuple):
     states_only: bool = False
     across_slots: bool = False
     override: bytes | None = None
-
-
-class Outage(NamedTuple):
-    """An outage of the shared store as one worker knows it: since when, why, and how many workers there are.
-
-    ``since`` is in Unix seconds, for people; ``since_us`` by the clock of the local state. ``denied``: the
-    server is reachable and refuses this worker. ``full``: this worker has no room for another key.
-    ``is_ending``: this worker is reporting what it granted, and grants nothing more until it has rejoined.
-    ``first_worker_count``: the worker count when the outage began, if this worker has learned of more since.
-    """
-
-    since: float
-    since_us: int
-    reason: str
-    worker_count: int
-    denied: bool = False
-    full: bool = False
-    is_ending: bool = False
-    first_worker_count: int = 0
-
-
-class Fallback(NamedTuple):
-    """Since when (Unix seconds) and why a worker decides from its local share, and among how many workers."""
-
-    since: float
-    reason: str
-    worker_count: int
 
 
 class Operation(ABC, Generic[R_co]):

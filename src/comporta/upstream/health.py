@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from comporta.flow import Flow
 from comporta.limits.overrides.degradation import limiter_params
 from comporta.limits.overrides.record import limit_text, rate_per_second
-from comporta.stores.base import Fallback
+from comporta.stores.outage_info import Fallback
 
 if TYPE_CHECKING:
     from comporta.breaker.admission import BreakerState

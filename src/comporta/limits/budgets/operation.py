@@ -15,7 +15,8 @@ from comporta.clock import Clock
 from comporta.limits.operation import LimitDemand, on_local_share
 from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import LIMIT_SPACE
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.base import Operation, Script, State, StateKey, key_text
+from comporta.stores.outage_info import Outage
 
 
 class SettleOperation(Operation[bool]):

@@ -24,8 +24,9 @@ from comporta.limits.concurrency.permits import (
     changed_permits,
 )
 from comporta.limits.operation import LimitDemand, on_local_share
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.base import Operation, Script, State, StateKey, key_text
 from comporta.stores.lua import script_error
+from comporta.stores.outage_info import Outage
 
 NO_PERMIT = -1
 """Replaces the wait for the limit: no permit was free, so the limit was not asked."""

@@ -32,9 +32,10 @@ from comporta.limits.concurrency.permits import SHARED_PERMITS_MAX, Permit, Perm
 from comporta.limits.priority import Caller, resolve_caller
 from comporta.limits.wait_queue import WaitQueue, wait_flow
 from comporta.names import validate_name
-from comporta.stores.base import Fallback, Store
+from comporta.stores.base import Store
 from comporta.stores.effects import Apply
 from comporta.stores.name_claims import NameClaims
+from comporta.stores.outage_info import Fallback
 from comporta.stores.records import NEVER_US
 from comporta.stores.registry import default_url, resolve_store
 from comporta.threads import run_cleanup

@@ -36,8 +36,9 @@ from comporta.limits.concurrency.permits import (
     PermitPool,
     changed_permits,
 )
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.base import Operation, Script, State, StateKey, key_text
 from comporta.stores.lua import lua, script_error
+from comporta.stores.outage_info import Outage
 
 _POLL_US_MIN = 2_000
 _POLL_DIVISOR = 16

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from comporta.limits.concurrency.fairness_queue import Claim, Claims
 from comporta.runtime import RUNTIME
-from comporta.stores.base import GONE, Outage, State, StateKey, StateType
+from comporta.stores.base import GONE, State, StateKey, StateType
+from comporta.stores.outage_info import Outage
 
 PERMIT_SPACE = "concurrency"
 

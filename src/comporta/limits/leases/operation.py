@@ -17,7 +17,8 @@ from comporta.limits.operation import LimitDemand
 from comporta.limits.reply import unusable_key_error
 from comporta.limits.scripts import lease_script
 from comporta.limits.strategies.base import EndedLease, Strategy
-from comporta.stores.base import Operation, Outage, Script, State, StateKey, key_text
+from comporta.stores.base import Operation, Script, State, StateKey, key_text
+from comporta.stores.outage_info import Outage
 
 
 class Lease(NamedTuple):

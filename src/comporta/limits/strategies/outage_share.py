@@ -18,7 +18,8 @@ from comporta.limits.charge import ChargeOperation
 from comporta.limits.overrides.record import without_expiry
 from comporta.limits.strategies.base import LimitParams, LimitUsage, Strategy
 from comporta.limits.strategies.registered_strategy import RegisteredStrategy
-from comporta.stores.base import Codec, Outage, State
+from comporta.stores.base import Codec, State
+from comporta.stores.outage_info import Outage
 from comporta.stores.records import NEVER_US
 
 CLOSED_RETRY_US = 1_000_000

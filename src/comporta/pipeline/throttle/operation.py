@@ -18,7 +18,8 @@ from comporta.limits.scripts import LIMIT_SPACE, OVERRIDE_SPACE
 from comporta.limits.strategies.base import STATE_TTL_US_MIN, Strategy, ceil_div
 from comporta.limits.strategies.outage_share import fallback_strategy
 from comporta.ramp import FULL_SHARE
-from comporta.stores.base import PINNED_US, Codec, Operation, Outage, Script, State, StateKey, StateType
+from comporta.stores.base import PINNED_US, Codec, Operation, Script, State, StateKey, StateType
+from comporta.stores.outage_info import Outage
 from comporta.stores.records import RECORD
 
 OVERRIDDEN_MAX = 1000

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from comporta.clock import Clock
 from comporta.errors import StateAuthError, StateError, StateFullError, StateUnavailableError
-from comporta.stores.base import Operation, Outage, State, StateType
+from comporta.stores.base import Operation, State, StateType
 from comporta.stores.memory import MemoryStore
+from comporta.stores.outage_info import Outage
 
 R = TypeVar("R")
 

@@ -32,7 +32,7 @@ from comporta.errors import (
 from comporta.flow import running_loop
 from comporta.metrics import count
 from comporta.runtime import RUNTIME
-from comporta.stores.base import Fallback, Operation, Outage, OverrideListener, Store
+from comporta.stores.base import Operation, OverrideListener, Store
 from comporta.stores.bound_limit import Binding
 from comporta.stores.effects import ApplyMany
 from comporta.stores.failover.bound_limit import FailoverBoundLimit
@@ -41,6 +41,7 @@ from comporta.stores.failover.heartbeat import Heartbeat
 from comporta.stores.failover.local_share import LocalShare
 from comporta.stores.failover.log_reads import LogRead
 from comporta.stores.heartbeat_subscriber import HeartbeatSubscriber
+from comporta.stores.outage_info import Fallback, Outage
 
 R = TypeVar("R")
 
