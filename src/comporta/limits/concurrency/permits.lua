@@ -65,7 +65,8 @@ local function apply(key, waiting, command, permit, max_permits, ttl_us)
     return 1, 0, 0
   end
   if command == 'renew' then
-    if redis.call('ZREM', key, permit) == 0 then return 0, 0, 0 end
+    -- not removed first: that may delete the key, which a node of a cluster cannot create while its slot moves
+    if not redis.call('ZADD', key, 'XX', 'INCR', 0, permit) then return 0, 0, 0 end
     return add_permit(key, permit, ttl_us)
   end
   return acquire(key, waiting, command, permit, max_permits, ttl_us)
