@@ -65,7 +65,7 @@ API: dict[str, dict[str, str]] = {
         "comporta": (
             "ComportaError RefusedError LimitReachedError CircuitOpenError CacheUnavailableError "
             "CachePendingError ChannelClosedError StateError StateAuthError StatePermissionError "
-            "StateFullError StateTimeoutError StateTypeError StateUnavailableError"
+            "StateFullError StateMovingError StateTimeoutError StateTypeError StateUnavailableError"
         ),
     },
     "Integrations": {

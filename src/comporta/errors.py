@@ -12,8 +12,9 @@
         │   └── LimitReachedError         no capacity within the caller's timeout
         ├── StateError                    the store could not apply an operation
         │   ├── StateUnavailableError     the store is unreachable, or its data is unusable
-        │   │   └── StateAuthError        the server rejects the credentials
-        │   │       └── StatePermissionError  the user lacks a permission
+        │   │   ├── StateAuthError        the server rejects the credentials
+        │   │   │   └── StatePermissionError  the user lacks a permission
+        │   │   └── StateMovingError      a cluster is moving the key from one node to another
         │   ├── StateTimeoutError         no reply before the deadline
         │   ├── StateFullError            no room for a new key
         │   └── StateTypeError            the key holds data that comporta did not write
@@ -129,6 +130,10 @@ class StateAuthError(StateUnavailableError):
 
 class StatePermissionError(StateAuthError):
     """The server accepts the user, but denies it a command or a key that comporta needs."""
+
+
+class StateMovingError(StateUnavailableError):
+    """A cluster is moving the keys of the operation, and some are on another node. Other keys still work."""
 
 
 class StateTimeoutError(StateError):

@@ -24,6 +24,7 @@ from comporta.errors import (
     StateAuthError,
     StateError,
     StateFullError,
+    StateMovingError,
     StatePermissionError,
     StateTypeError,
     StateUnavailableError,
@@ -197,7 +198,10 @@ def test_denial__found_by_a_probe_during_an_outage__ends_open_fallbacks() -> Non
     assert fallback_of(store) is None
 
 
-@pytest.mark.parametrize("error", [StateTypeError("'a' is of another type"), StateFullError("no room")])
+@pytest.mark.parametrize(
+    "error",
+    [StateTypeError("'a' is of another type"), StateFullError("no room"), StateMovingError("'a' is moving")],
+)
 def test_unusable_key__single__uses_the_local_share_while_others_do_not(error: StateError) -> None:
     store, primary = manual_failover()
     count = len(events.latest_events())

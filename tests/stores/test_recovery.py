@@ -20,6 +20,7 @@ from comporta.errors import (
     StateAuthError,
     StateError,
     StateFullError,
+    StateMovingError,
     StateTypeError,
 )
 from comporta.limits.acquire import AcquireOperation
@@ -266,7 +267,10 @@ def test_reports__states_without_reports__are_none() -> None:
     assert share.collect_reports() == []
 
 
-@pytest.mark.parametrize("error", [StateTypeError("a key of another type"), StateFullError("no room")])
+@pytest.mark.parametrize(
+    "error",
+    [StateTypeError("a key of another type"), StateFullError("no room"), StateMovingError("a key moves")],
+)
 def test_recovery__registry_and_rejoin_keys_unusable__still_happens(error: StateError) -> None:
     store, primary = manual_failover()
     store.fail_over(STORE_DOWN)
@@ -316,6 +320,32 @@ def test_reports__interrupted__are_kept_until_acknowledged() -> None:
     run_heartbeat(store)
     assert fallback_of(store) is None
     assert reports == 21
+
+
+def test_reports__of_keys_that_a_cluster_is_moving__are_kept_for_the_next_heartbeat() -> None:
+    clock = ManualClock()
+    store, primary = manual_failover(clock)
+    store.fail_over(STORE_DOWN)
+    clock.advance(1)
+    for key in "ab":
+        assert store.apply(AcquireOperation(TEN_PER_SECOND, key, 1)) == 0
+    apply, is_moving, reported = primary.apply, True, list[str]()
+
+    def apply_or_refuse(operation: Operation[Any]) -> Any:
+        if isinstance(operation, ChargeOperation):
+            if operation.key == "a" and is_moving:
+                raise StateMovingError("'a' is moving")
+            reported.append(operation.key)
+        return apply(operation)
+
+    primary.apply = apply_or_refuse  # type: ignore[method-assign]
+    run_heartbeat(store)
+    assert fallback_of(store) is None
+    assert reported == ["b"]
+    is_moving = False
+    store.heartbeat.recovery.send_reports(primary)
+    assert reported == ["b", "a"]
+    assert len(store.heartbeat.recovery._reports) == 0
 
 
 def test_report__fails_after_the_recovery__is_sent_with_the_next_heartbeat() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from weakref import ref
 
 from comporta.clock import MONOTONIC, Clock
-from comporta.errors import StateFullError, StatePermissionError, StateTypeError
+from comporta.errors import StateFullError, StateMovingError, StatePermissionError, StateTypeError
 from comporta.stores.outage_info import Fallback, Outage
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ PINNED_US: Final = 2**61
 KEY_BYTES_MAX = 512
 """The longest key that a store keeps as it is written."""
 
-KEY_ERRORS: Final = (StatePermissionError, StateFullError, StateTypeError)
+KEY_ERRORS: Final = (StatePermissionError, StateFullError, StateTypeError, StateMovingError)
 """Errors that concern one key only: operations on other keys still work."""
 
 
@@ -136,10 +136,10 @@ class Script(NamedTuple):
     ``batchable``: several calls of it may be sent as one, with their arguments concatenated. ``keys`` and
     ``arguments`` come first, and only once, however many calls are joined. ``notes_changes``: the text may
     call ``note_change`` (``changes.lua``). ``asking``: the call goes to a cluster node that is importing the
-    slot. ``states_only``: only the states are declared as KEYS, other keys are passed as arguments
-    (``redis/keys_from_args.lua``). ``across_slots``: the keys are in several slots of one node, and none is
-    declared (``redis/keys_across_slots.lua``). ``override``: the override record to use instead of the stored
-    one (``redis/override_from_args.lua``).
+    slot, and declares only its first key. ``states_only``: the call goes to a node that is giving the slot
+    away, and declares only the states (``redis/keys_of_leaving_slot.lua``). ``across_slots``: the keys are in
+    several slots of one node, and none is declared (``redis/keys_across_slots.lua``). ``override``: the
+    override record to use instead of the stored one (``redis/override_from_args.lua``).
     """
 
     name: str
@@ -246,8 +246,8 @@ class Store(ABC):
       decides from its local share.
     - ``StateAuthError``: the engine refuses the credentials. Before the first reply the error reaches the
       caller; later the worker decides from its local share.
-    - ``StatePermissionError``, ``StateTypeError``, ``StateFullError``: the operation's key cannot be used.
-      Only that key is decided from the local share.
+    - ``StatePermissionError``, ``StateTypeError``, ``StateFullError``, ``StateMovingError``: the operation's
+      key cannot be used. Only that key is decided from the local share.
 
     A raw ``OSError`` counts as ``StateUnavailableError``, a raw ``TimeoutError`` as ``StateTimeoutError``.
     Any other exception is a bug of the engine and reaches the caller.

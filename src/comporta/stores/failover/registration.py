@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from comporta import events
 from comporta.clock import Clock
-from comporta.errors import StateError, StateFullError, StateTypeError
+from comporta.errors import StateError, StateFullError, StateMovingError, StateTypeError
 from comporta.stores.base import Operation
 from comporta.stores.failover.barrier import UNKNOWN_EPOCH
 from comporta.stores.failover.control import ENGINE_ERRORS, FailoverControl
@@ -70,9 +70,14 @@ class Registration:
         return self._beat(store, worker, UNKNOWN_EPOCH)
 
     def apply(self, store: FailoverControl, operation: Operation[R]) -> R | None:
-        """Apply an operation to the registry; ``None`` and an event if its key is unusable or full."""
+        """Apply an operation to the registry; ``None`` if its key is unusable, full or being moved.
+
+        Only the first two are an event, because a move ends by itself.
+        """
         try:
             return store.primary.apply(operation)
+        except StateMovingError:
+            return None
         except (StateTypeError, StateFullError) as error:
             self.publish_denial(store, error)
             return None

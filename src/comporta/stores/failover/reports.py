@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from comporta.errors import StateMovingError
 from comporta.stores.base import Operation, Store
 from comporta.stores.failover.local_share import LocalShare
 
@@ -35,11 +36,23 @@ class ReportQueue:
         self._add(local_share.collect_reports(), reporter)
 
     def send(self, primary: Store) -> None:
-        """Send all reports in order. The errors of single keys do not stop the others."""
-        size = primary.batch_size
-        while self._pending:
-            primary.apply_many(self._pending[:size])
-            del self._pending[:size]
+        """Send all reports in order. The errors of single keys do not stop the others.
+
+        Those whose keys a cluster is moving are kept for the next time.
+        """
+        size, kept = primary.batch_size, list[Operation[Any]]()
+        try:
+            while self._pending:
+                batch = self._pending[:size]
+                replies = primary.apply_many(batch)
+                kept += [
+                    operation
+                    for operation, reply in zip(batch, replies, strict=True)
+                    if isinstance(reply, StateMovingError)
+                ]
+                del self._pending[:size]
+        finally:
+            self._pending[:0] = kept
 
     def clear(self) -> None:
         """Drop all reports: in a forked child they are the parent's."""

@@ -8,10 +8,10 @@ and the fleet rejoins. Each switch is an event, a log line and a metric.
 
 A call that may have taken effect is never sent again: it counts as spent, and the local share replies.
 
-Some errors concern one key only: its value is of another type, the table is full, or this user may not use
-it. Only that key is decided from the local share, and its value is not changed. If a server denies this
-worker at the start, callers get the error; later it is an outage like others, except that ``fallback="open"``
-grants nothing extra.
+Some errors concern one key only: its value is of another type, the table is full, this user may not use it,
+or a cluster is moving it. Only that key is decided from the local share, and its value is not changed. If a
+server denies this worker at the start, callers get the error; later it is an outage like others, except that
+``fallback="open"`` grants nothing extra.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from comporta.errors import (
     StateAuthError,
     StateError,
     StateFullError,
+    StateMovingError,
     StatePermissionError,
     StateTypeError,
 )
@@ -205,7 +206,7 @@ class FailoverStore(Store):
         """
         error.__traceback__ = None  # it would keep the caller's objects in memory during the whole outage
         error = as_state_error(error, self.address)
-        if isinstance(error, StateTypeError | StateFullError):
+        if isinstance(error, StateTypeError | StateFullError | StateMovingError):
             return self._fail_over_key(error)
         if isinstance(error, StateAuthError) and not self.was_reached:
             raise error

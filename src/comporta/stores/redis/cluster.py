@@ -16,14 +16,26 @@ from typing import Any, NamedTuple, TypeVar
 
 from comporta import fork_safety
 from comporta.clock import MONOTONIC, Clock
-from comporta.errors import StateError, StateTimeoutError, StateTypeError, StateUnavailableError
+from comporta.errors import (
+    StateError,
+    StateMovingError,
+    StateTimeoutError,
+    StateTypeError,
+    StateUnavailableError,
+)
 from comporta.flow import Flow, run, run_async
 from comporta.stores.base import Operation, Store, key_text
 from comporta.stores.effects import Apply, Sleep
 from comporta.stores.records import ReadRecord
-from comporta.stores.redis.cluster_hop import Hop
+from comporta.stores.redis.cluster_hop import ClusterRedirectError, CountKeys, Hop, JoinedReadsRefusedError
 from comporta.stores.redis.cluster_reads import JoinedReads, join_reads
-from comporta.stores.redis.cluster_slots import OVERRIDE_SPACE, SlotMap, operation_slot, spread_tag
+from comporta.stores.redis.cluster_slots import (
+    OVERRIDE_SPACE,
+    SlotMap,
+    operation_slot,
+    spread_tag,
+    state_names,
+)
 from comporta.stores.redis.connection import Endpoint, HostPort, RedisConnection, display_address
 from comporta.stores.redis.errors import error_code, translate_error
 from comporta.stores.redis.override_copies import OverrideCopies
@@ -38,21 +50,10 @@ R = TypeVar("R")
 _DEFAULT_PORT = 6379
 _HOPS_MAX = 5
 _RETRY_SECONDS = 0.002
+_RETRY_SHARE = 0.75
+"""The part of a deadline in which to retry while a slot moves; the rest is for the last reply."""
 _CLUSTER_SLOTS_COMMAND = pack(("CLUSTER", "SLOTS"))
 _PROBE_COMMAND = pack(("EVAL", "return 1", 0))
-
-
-class ClusterRedirectError(StateUnavailableError):
-    """A node redirects a call to another node; the call had no effect."""
-
-    def __init__(self, text: str, code: str, target: HostPort | None) -> None:
-        super().__init__(text)
-        self.code = code
-        self.target = target
-
-
-class JoinedReadsRefusedError(StateUnavailableError):
-    """A node does not answer reads of several slots in one call; each of them alone may have an answer."""
 
 
 class ClusterStore(Store):
@@ -198,41 +199,61 @@ class ClusterStore(Store):
         return record
 
     def _send_flow(self, operation: Operation[R], override: bytes | None = None) -> Flow[R]:
-        """Apply an operation on the node that owns its keys, following at most five redirects."""
+        """Apply an operation on the node that has its keys; follow at most five redirects, wait for moves."""
         slot = operation_slot(operation)
         began_ns, has_routed = MONOTONIC.now_ns(), self._has_routed
         # the first call has to learn the slots and to connect more than once: see pool.py
         seconds = self.timeout if has_routed else self.timeout + CONNECT_ALLOWANCE_SECONDS
         ends_ns = began_ns + int(seconds * 1e9)
-        hop, hops = Hop(self.slot_map.owner(slot), operation, override), 0
-        while hops <= _HOPS_MAX and MONOTONIC.now_ns() < ends_ns:
+        retry_ends_ns = began_ns + int(seconds * _RETRY_SHARE * 1e9)
+        hop, hops, is_moving = Hop(self.slot_map.owner(slot), operation, override), 0, False
+        while hops <= _HOPS_MAX and MONOTONIC.now_ns() < (retry_ends_ns if is_moving else ends_ns):
             since_ns = began_ns if has_routed else MONOTONIC.now_ns()
             try:
                 reply: R = yield ApplyAtNode(self.node(hop.host_port), hop.operation_to_send(), since_ns)
             except ClusterRedirectError as error:
                 hop = yield from self._next_hop_flow(hop, error, slot)
-                hops += error.target is not None
+                is_moving = error.code != "MOVED"
+                hops += not is_moving
+            except StateMovingError:  # the node answers
+                raise
             except (StateUnavailableError, StateTimeoutError):
                 self.slot_map.mark_unreachable(slot, hop.host_port)
                 raise
             else:
                 self._has_routed = True
                 return reply
+        if is_moving:
+            raise StateMovingError(
+                f"{self.address} is moving {state_names(operation)[0]!r} to another node; neither node has "
+                "all keys of the operation, and nothing was carried out"
+            )
         raise StateUnavailableError(
             f"{self.address} redirected a call too often or for too long; nothing was carried out"
         )
 
     def _next_hop_flow(self, hop: Hop, error: ClusterRedirectError, slot: int) -> Flow[Hop]:
-        """Return the next hop; if a node has only some of the keys, send only the states, or send later."""
-        if error.target is not None:
-            if error.code == "MOVED":
-                self.slot_map.set_owner(slot, error.target)
-            return hop._replace(host_port=error.target, asking=error.code == "ASK")
-        if hop.states_only:
+        """Return the next hop; if a node has only some of the states, send only these, or send later."""
+        if error.target is not None and error.code == "MOVED":
+            self.slot_map.set_owner(slot, error.target)
+            return hop._replace(host_port=error.target, asking=False)
+        if error.target is not None and not hop.asking and not (yield from self._has_states_flow(hop)):
+            return hop._replace(host_port=error.target, asking=True)
+        if hop.asking or hop.states_only:
             yield Sleep(MONOTONIC, _RETRY_SECONDS)
         # back to the owner, which knows where the state is; the other node would create a second one
         owner = self.slot_map.owner(slot)
         return hop._replace(host_port=owner, asking=False, states_only=True)
+
+    def _has_states_flow(self, hop: Hop) -> Flow[bool]:
+        """Whether the node that answered ASK may have a state of the operation."""
+        if len(hop.declared_names()) == 1:
+            return False
+        count = CountKeys(state_names(hop.operation))
+        try:
+            return bool((yield ApplyAtNode(self.node(hop.host_port), count, MONOTONIC.now_ns())))
+        except JoinedReadsRefusedError:
+            return True
 
     def _entries_flow(self, space: str) -> Flow[dict[str, bytes]]:
         """Scan the keys of every node, and read each record in a separate call, because slots differ."""

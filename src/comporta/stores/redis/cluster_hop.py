@@ -1,14 +1,31 @@
-"""One hop of an operation through a cluster: the target node, and the form in which it is sent there."""
+"""One hop of an operation through a cluster: the target node, the form in which it is sent, and redirects."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from comporta.errors import StateUnavailableError
 from comporta.stores.base import Operation, Script, State, StateKey
+from comporta.stores.lua import lua
+from comporta.stores.redis.cluster_slots import state_names
 from comporta.stores.redis.connection import HostPort
 
 R = TypeVar("R")
+
+
+class ClusterRedirectError(StateUnavailableError):
+    """A node redirects a call to another node; the call had no effect."""
+
+    def __init__(self, text: str, code: str, target: HostPort | None) -> None:
+        super().__init__(text)
+        self.code = code
+        self.target = target
+
+
+class JoinedReadsRefusedError(StateUnavailableError):
+    """A node refuses a call that declares none of its keys, such as reads of several slots."""
 
 
 class Hop(NamedTuple):
@@ -23,6 +40,12 @@ class Hop(NamedTuple):
     override: bytes | None = None
     asking: bool = False
     states_only: bool = False
+
+    def declared_names(self) -> list[str]:
+        """Return the keys that the operation declares, unless the hop is ``asking``."""
+        if self.states_only:
+            return state_names(self.operation)
+        return [*self.operation.script.keys, *self.operation.script_keys()]
 
     def operation_to_send(self) -> Operation[Any]:
         """Return the operation as it is sent to the node."""
@@ -81,3 +104,37 @@ class RewrittenOperation(Operation[R]):
     def parse(self, raw: Sequence[Any]) -> R:
         """Read the reply as the operation does."""
         return self._operation.parse(raw)
+
+
+class CountKeys(Operation[int]):
+    """Count those of an operation's keys that a node has, although it is giving their slot away.
+
+    ``redis/count_keys.lua`` says why. Only nodes of a cluster apply it, so ``step`` does nothing.
+    """
+
+    __slots__ = ("_names",)
+
+    script = Script("count_keys", partial(lua, "stores/redis/count_keys"), across_slots=True)
+    state_keys: Sequence[StateKey] = ()
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def script_keys(self) -> Sequence[str]:
+        """Return the names of the keys."""
+        return self._names
+
+    @staticmethod
+    def script_args() -> list[int | str | bytes]:
+        """No arguments."""
+        return []
+
+    @staticmethod
+    def step(states: Sequence[State | None], now_us: int) -> tuple[Sequence[State | None], int]:
+        """Do nothing."""
+        return [], 0
+
+    @staticmethod
+    def parse(raw: Sequence[Any]) -> int:
+        """Read the single number of the reply."""
+        return int(raw[0])

@@ -19,7 +19,7 @@ from binascii import crc_hqx
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from comporta.stores.base import Operation
+from comporta.stores.base import Operation, key_text
 from comporta.stores.redis.connection import HostPort
 
 SLOT_COUNT = 16384
@@ -64,6 +64,16 @@ def spread_tag(operation: Operation[Any]) -> str | None:
         if _is_spread(name):
             return name[len(SPREAD_SPACE) + 1 :]
     return None
+
+
+def state_names(operation: Operation[Any]) -> list[str]:
+    """Return the keys that one node must have to decide: those of the states, without attached ones.
+
+    All keys, if the script keeps the states under other names.
+    """
+    keys = [*operation.script.keys, *operation.script_keys()]
+    states = [key_text(key.space, key.key) for key in operation.state_keys if not key.type.attached]
+    return states if set(states) <= set(keys) else keys
 
 
 def tagged_names(names: Iterable[str], spread: str | None) -> list[str]:

@@ -12,6 +12,7 @@ import re
 from comporta.errors import (
     StateAuthError,
     StateError,
+    StateMovingError,
     StatePermissionError,
     StateTimeoutError,
     StateTypeError,
@@ -41,6 +42,9 @@ _KNOWN_CODES = sorted(
 )
 _CODE_PATTERN = re.compile(rf"(?:^|[-\s])({'|'.join(_KNOWN_CODES)})\b")
 _WRONG_PASSWORD = re.compile(r"invalid (username-)?password|without any password configured", re.IGNORECASE)
+_OTHER_NODE = "non local key"
+"""Part of the error in a script that uses a key which a slot that is moving does not have on this node."""
+
 _NO_PERMISSION = re.compile(r"ACL failure|user executing the script can't", re.IGNORECASE)
 
 
@@ -66,6 +70,10 @@ def translate_error(error: Exception, address: str, keys: str = "") -> StateErro
         )
     if code == "WRONGTYPE":
         return StateTypeError(f"one of {keys} holds a value of another type, left as it is: {text}")
+    if _OTHER_NODE in text:
+        return StateMovingError(
+            f"{address} is moving {keys or 'a key'} to another node; the operation may be incomplete: {text}"
+        )
     if code in _CLUSTER_CODES:
         return StateUnavailableError(
             f"{address} is a node of a cluster ({code}): use redis+cluster:// to reach all of it"

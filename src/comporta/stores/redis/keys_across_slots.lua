@@ -1,7 +1,8 @@
--- Begins a script that reads keys of several slots, all on one node of a cluster (cluster_reads.py).
+-- Begins a script whose commands may name only one key each; EXISTS, the only one with several, is called for each.
 --
--- A script without declared keys may read any key of its node, but no command may name keys of two slots. EXISTS
--- is the only command with several keys in such a script, so it is called for each key.
+-- A script that reads keys of several slots of a node (cluster_reads.py) declares none: it may read any key of the
+-- node, but no command may name keys of two slots. On a node that is importing a slot, no command may name several
+-- keys unless all of them exist.
 
 local stored = redis
 

@@ -11,10 +11,10 @@ from hashlib import sha1
 from typing import Any, NamedTuple, cast
 
 from comporta.errors import StateError, StateUnavailableError
-from comporta.stores.base import Operation, Script, key_text
+from comporta.stores.base import Operation, Script
 from comporta.stores.changes import CHANGES_KEY
 from comporta.stores.lua import lua
-from comporta.stores.redis.cluster_slots import operation_slot, spread_tag, tagged_names
+from comporta.stores.redis.cluster_slots import operation_slot, spread_tag, state_names, tagged_names
 
 BATCHED_MAX = 256
 """The most operations in one script call, so that it blocks the server for at most about 1 ms."""
@@ -44,9 +44,9 @@ class ScriptCall(NamedTuple):
         keys = [name.encode("utf-8", "surrogatepass") for name in self._key_names()]
         if script.override is not None:
             arguments.append(script.override)
-        if script.states_only or script.across_slots:
+        if script.asking or script.states_only or script.across_slots:
             arguments += [*keys, len(keys)]
-            keys = self._state_key_names() if script.states_only else []
+            keys = self._declared_keys(keys)
         sha, text = script_text(script, has_change_log=not self.uses_hash_tags)
         if with_text:
             packed = pack(("EVAL", text, len(keys), *keys, *arguments))
@@ -66,11 +66,14 @@ class ScriptCall(NamedTuple):
             tagged += tagged_names(operation.script_keys(), spread_tag(operation))
         return tagged
 
-    def _state_key_names(self) -> list[bytes]:
-        names: list[str] = []
-        for operation in self.operations:
-            parts = [key_text(key.space, key.key) for key in operation.state_keys if not key.type.attached]
-            names += tagged_names(parts, spread_tag(operation))
+    def _declared_keys(self, keys: list[bytes]) -> list[bytes]:
+        """Return the keys to declare if all of them are among the arguments."""
+        if self.script.across_slots:
+            return []
+        if self.script.asking:
+            return keys[:1]
+        [operation] = self.operations  # a rewritten operation is never sent in a batch
+        names = tagged_names(state_names(operation), spread_tag(operation))
         return [name.encode("utf-8", "surrogatepass") for name in names]
 
     def parse_replies(self, raw: Any) -> list[Any]:
@@ -129,7 +132,7 @@ def script_calls(operations: Sequence[Operation[Any]], *, uses_hash_tags: bool =
     return calls
 
 
-_script_texts: dict[tuple[str, bool, bool, bool, bool], tuple[str, str]] = {}
+_script_texts: dict[tuple[str, bool, bool, bool, bool, bool], tuple[str, str]] = {}
 
 
 def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
@@ -140,6 +143,7 @@ def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
     form = (
         script.name,
         has_change_log,
+        script.asking,
         script.states_only,
         script.across_slots,
         script.override is not None,
@@ -151,10 +155,10 @@ def script_text(script: Script, *, has_change_log: bool) -> tuple[str, str]:
             text = f"{lua('stores/changes') if has_change_log else _NOTES_NOTHING}\n{text}"
         if script.override is not None:
             text = f"{lua('stores/redis/override_from_args')}\n{text}"
-        if script.across_slots:
-            text = f"{lua('stores/redis/keys_across_slots')}\n{text}"
-        if script.states_only or script.across_slots:
-            text = f"{lua('stores/redis/keys_from_args')}\n{text}"
+        if script.asking or script.across_slots:
+            text = f"{lua('stores/redis/keys_from_args', 'stores/redis/keys_across_slots')}\n{text}"
+        elif script.states_only:
+            text = f"{lua('stores/redis/keys_of_leaving_slot')}\n{text}"
         sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
         cached = _script_texts[form] = (sha, text)
     return cached
