@@ -16,7 +16,7 @@ from comporta.simulation import (
     simulate,
 )
 from comporta.simulation.invariants import INVARIANTS
-from comporta.simulation.limit_excess import excess_allowed, starting_excess
+from comporta.simulation.limit_excess import REJOIN_SECONDS_MAX, excess_allowed, starting_excess
 from comporta.simulation.network import seconds_ns
 
 THREE = FleetScenario(1, workers=3, rate=10, capacity=5, machines=(3,), faults=parse_faults("crash@0+4"))
@@ -75,7 +75,7 @@ def test_starting_excess__later_outage_or_other_machine__is_none() -> None:
 def test_excess_allowed__two_machines__is_a_limit_more_than_on_one() -> None:
     one = excess_allowed(FleetHistory(THREE, []))
     two = excess_allowed(FleetHistory(replace(THREE, machines=(2, 1)), []))
-    assert two - one == 5 + 10 * (4 + 3)
+    assert two - one == 5 + 10 * (4 + REJOIN_SECONDS_MAX)
 
 
 def test_machine_shares__too_many_local_grants__is_a_violation() -> None:

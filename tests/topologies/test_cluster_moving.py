@@ -207,12 +207,13 @@ def test_circuit__keys_of_both_nodes__fails_alone_until_one_node_has_all(
 def test_circuit__keys_follow_within_the_deadline__waits_for_them(
     cluster: Cluster, store: ClusterStore
 ) -> None:
+    store.timeout = 60.0
     with slot_of(cluster, circuit()) as move:
         store.apply(circuit(FAIL))
         move.begin()
         with ThreadPoolExecutor(1) as pool:
             reply = pool.submit(store.apply, circuit(FAIL))
-            time.sleep(0.03)
+            time.sleep(0.03)  # sleeps: the call retries meanwhile
             move.move_keys()
             assert reply.result().failures == 2
 
