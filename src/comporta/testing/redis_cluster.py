@@ -110,9 +110,21 @@ class Cluster(Lifecycle):
         return moved
 
     def end_move(self, slot: int, to: Server) -> None:
-        """Finish the move: assign the slot to the new node, on every node."""
+        """Finish the move: assign the slot to the new node, on every node.
+
+        Return when all nodes know the epoch of the new owner. If the slot moved on before that, the next owner
+        could take the same epoch, and a late message of this one would leave the slot without an owner.
+        """
+        owner = _node_id(to)
         for node in [to, *(node for node in self.nodes if node is not to)]:
-            node.command("CLUSTER", "SETSLOT", slot, "NODE", _node_id(to))
+            node.command("CLUSTER", "SETSLOT", slot, "NODE", owner)
+        epoch = _epoch_of(owner, to)
+        running = [node for node in self._servers if node.process is not None]
+        wait_until(
+            lambda: all(_epoch_of(owner, node) == epoch for node in running),
+            f"all nodes know the new owner of slot {slot}",
+            _START_SECONDS,
+        )
 
     def _join(self) -> None:
         count = len(self.nodes)
@@ -148,6 +160,12 @@ def _node_id(node: Server) -> Any:
 def _cluster_info(node: Server) -> dict[str, str]:
     lines = node.command("CLUSTER", "INFO").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _epoch_of(node_id: Any, node: Server) -> str:
+    """Return the configuration epoch of a node as another node knows it."""
+    lines = (line.split() for line in node.command("CLUSTER", "NODES").splitlines())
+    return next(parts[6] for parts in lines if parts[0] == node_id)
 
 
 def _slots_of(node: Server) -> set[int]:
