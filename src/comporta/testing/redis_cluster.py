@@ -112,7 +112,7 @@ class Cluster(Lifecycle):
     def end_move(self, slot: int, to: Server) -> None:
         """Finish the move: assign the slot to the new node, on every node.
 
-        Return when all nodes know the epoch of the new owner. If the slot moved on before that, the next owner
+        Return when all nodes know the epoch of the new owner. If the slot moved on sooner, the next owner
         could take the same epoch, and a late message of this one would leave the slot without an owner.
         """
         owner = _node_id(to)
