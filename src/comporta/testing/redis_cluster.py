@@ -162,7 +162,7 @@ def _cluster_info(node: Server) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def _epoch_of(node_id: Any, node: Server) -> str:
+def _epoch_of(node_id: Any, node: Server) -> Any:
     """Return the configuration epoch of a node as another node knows it."""
     lines = (line.split() for line in node.command("CLUSTER", "NODES").splitlines())
     return next(parts[6] for parts in lines if parts[0] == node_id)
