@@ -21,7 +21,7 @@ EVEN, ODD = ("even", 1), ("odd", 2)
 
 
 def slot_map(*unknown: int) -> SlotMap:
-    """Return a map in which two nodes own the slots in turns, except some that nobody is known to own."""
+    """Return a map in which two nodes own the slots in turns, except some whose owner is unknown."""
     slots = SlotMap([("seed", 3)])
     for slot in set(range(SLOT_COUNT)) - set(unknown):
         slots._owners[slot] = (EVEN, ODD)[slot % 2]
